@@ -1,0 +1,50 @@
+"""specnb: speculative decoding in the notebook, exact and fast. Public names are loaded when they are first used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "generate": "specnb.api",
+    "decoder": "specnb.api",
+    "load": "specnb.models",
+    "truncate": "specnb.models",
+    "Pair": "specnb.models",
+    "Method": "specnb.options",
+    "GenerationResult": "specnb.trace",
+    "Step": "specnb.trace",
+}
+__all__ = sorted(_HOME)
+
+if TYPE_CHECKING:
+    from specnb.api import decoder, generate
+    from specnb.models import Pair, load, truncate
+    from specnb.options import Method
+    from specnb.trace import GenerationResult, Step
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'specnb' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """`%load_ext specnb`: the magics."""
+    from specnb import notebook
+
+    notebook.load_ipython_extension(ipython)
+
+
+def unload_ipython_extension(ipython: Any) -> None:
+    """`%unload_ext specnb`."""
+    from specnb import notebook
+
+    notebook.unload_ipython_extension(ipython)

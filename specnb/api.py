@@ -1,0 +1,200 @@
+"""`specnb.generate` and `specnb.decoder`: transformers' `generate()` with speculative methods."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel, StopStringCriteria
+from transformers.generation.streamers import BaseStreamer
+
+from specnb import refusals
+from specnb.engine import Decoder
+from specnb.models import Pair, check_pair
+from specnb.options import BY_NAME, METHODS, Method, options_of, unknown
+from specnb.trace import GenerationResult, Step
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_DRAFTING = {name for name, option in BY_NAME.items() if option.group == "drafting"}
+
+
+def generate(
+    model: PreTrainedModel | Pair,
+    inputs: Tensor | str | Sequence[str] | None = None,
+    *,
+    method: Method | str | None = None,
+    assistant_model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    assistant_tokenizer: PreTrainedTokenizerBase | None = None,
+    streamer: BaseStreamer | None = None,
+    on_step: Callable[[Step], object] | None = None,
+    cancel: threading.Event | None = None,
+    seed: int | None = None,
+    **options: Any,
+) -> GenerationResult:
+    """Generate with a speculative method; the text is what the target alone would have written.
+
+    Greedy output equals the target's own token for token (in half precision up to ties, see `Step.margins`); sampling
+    follows the target's law. Models, configs and tokenizers are left as they are.
+
+    Args:
+        model: the target, or a `Pair` from `specnb.load`, which also brings tokenizer and assistant.
+        inputs: token ids `[rows, length]`, a text, or a list of texts; `input_ids=` works too. Prompts of different
+            lengths are rows, each decoded as if alone.
+        method: a method's name or a `Method`. Left out: `draft_model` where there is an assistant, `prompt_lookup` with
+            `prompt_lookup_num_tokens`, else plain decoding.
+        assistant_model: the draft model.
+        tokenizer, assistant_tokenizer: the models' tokenizers; needed for texts, stop strings and `result.text`.
+        streamer: a transformers streamer; gets the prompt, then each step's tokens at once.
+        on_step: called with every `Step` as soon as it is committed.
+        cancel: when set, generation ends before the next step with finish_reason "cancelled".
+        seed: seed of this call's random numbers (row i uses seed + i); the global generator is never touched. None draws
+            one; `result.seed` tells which.
+        options: options of transformers' `generate()` under their names, drafting options (`num_assistant_tokens`,
+            `num_assistant_tokens_schedule`, `assistant_confidence_threshold`, `max_matching_ngram_size`,
+            `verification`) among them. One given here decides; else the target's own generation config; nothing is
+            read from the draft's.
+
+    Returns:
+        A `GenerationResult`; `.sequences` is what `generate()` would have returned.
+
+    Raises:
+        ValueError: an option with a wrong value or one that cannot apply, a pair that does not fit, a model whose
+            cache cannot be rolled back; all before the first token.
+        KeyboardInterrupt: as raised, with the result so far as `.partial_result` (any other exception likewise).
+    """
+    if isinstance(model, Pair):
+        pair, model = model, model.target
+        tokenizer = tokenizer if tokenizer is not None else pair.tokenizer
+        if assistant_model is None and method_name(method) in (None, "draft_model"):
+            assistant_model, assistant_tokenizer = pair.assistant, pair.assistant_tokenizer
+    checked = {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
+    config = checked.get("generation_config") or model.generation_config
+    chosen = resolve(method, checked, config, assistant_model is not None)
+    refusals.check_options(checked)
+    if assistant_model is not None:
+        check_pair(model, tokenizer, assistant_model, assistant_tokenizer)
+    passed = {name: value for name, value in checked.items() if name not in _DRAFTING and name != "prompt_lookup_num_tokens"}
+    passed = encode(model, inputs, passed, tokenizer)
+    refusals.check_model(model, passed)
+    stop_strings = passed.pop("stop_strings", None)
+    engine = Decoder(chosen, None, assistant_model, assistant_tokenizer, tokenizer, streamer, on_step, cancel, BY_NAME["seed"].check(seed),
+                     stopping(stop_strings if stop_strings is not None else config.stop_strings, tokenizer))  # fmt: skip
+    if config.stop_strings is not None:
+        passed["stop_strings"] = None
+    model.generate(**passed, custom_generate=engine)
+    if engine.result is None:
+        raise RuntimeError("transformers' generate() did not call the engine.")
+    return engine.result
+
+
+def decoder(
+    *,
+    method: Method | str | None = None,
+    assistant_model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    assistant_tokenizer: PreTrainedTokenizerBase | None = None,
+    streamer: BaseStreamer | None = None,
+    on_step: Callable[[Step], object] | None = None,
+    cancel: threading.Event | None = None,
+    seed: int | None = None,
+    stop_strings: str | Sequence[str] | None = None,
+    **options: Any,
+) -> Decoder:
+    """The engine as a `custom_generate` callable: `model.generate(**inputs, custom_generate=specnb.decoder(...))`.
+
+    For code, or a pipeline, that calls `generate()` itself. What `generate()` does not hand to a callable is bound here:
+    the assistant, tokenizers, streamer and stop strings; the rest goes to `generate()` as ever. Drafting options may be
+    given in either place; the call's decide. Where neither has one, transformers' own default applies, as it would there.
+    `.result` of the decoder is the last call's `GenerationResult`. Arguments as in `specnb.generate`.
+    """
+    if method is not None and not isinstance(method, Method) and method not in METHODS:
+        raise ValueError(unknown("method", method, METHODS))
+    for name in options:
+        if name not in _DRAFTING:
+            raise ValueError(unknown("option", name, sorted(_DRAFTING)) + " Give other options to generate() itself.")
+    if method is not None and method_name(method) != "draft_model" and assistant_model is not None:
+        raise ValueError(f"method {method_name(method)!r} does not use assistant_model=.")
+    bound = {name: BY_NAME[name].check(value) for name, value in options.items()}
+    return Decoder(method, bound, assistant_model, assistant_tokenizer, tokenizer, streamer, on_step, cancel,
+                   BY_NAME["seed"].check(seed), stopping(stop_strings, tokenizer))  # fmt: skip
+
+
+def method_name(method: Method | str | None) -> str | None:
+    """The name of a method given either way."""
+    return method.name if isinstance(method, Method) else method
+
+
+def resolve(method: Method | str | None, given: Mapping[str, Any], config: GenerationConfig, has_assistant: bool) -> Method:
+    """The method that a call means, with all its options.
+
+    Raises ValueError where the call asks for two methods, lacks what its method needs, or has an option it does not use.
+    """
+    lookup = given.get("prompt_lookup_num_tokens")
+    if isinstance(method, Method):
+        twice = [name for name in given if name in _DRAFTING]
+        if twice:
+            raise ValueError(f"{', '.join(twice)} given twice: put options into the Method or into the call, not both.")
+        name = method.name
+    elif method is not None:
+        name = method
+    else:
+        name = "draft_model" if has_assistant else "prompt_lookup" if lookup is not None else "plain"
+    if name not in METHODS:
+        raise ValueError(unknown("method", name, METHODS))
+    if lookup is not None and (name != "prompt_lookup" or isinstance(method, Method)):
+        raise ValueError(f"prompt_lookup_num_tokens={lookup!r} is an option of prompt_lookup, but the method is {name!r}.")
+    if has_assistant and name != "draft_model":
+        raise ValueError(f"assistant_model= was given, but method {name!r} does not use it; leave it out or use 'draft_model'.")
+    if name == "draft_model" and not has_assistant:
+        raise ValueError("method 'draft_model' needs assistant_model=: a smaller model with the same tokenizer.")
+    if isinstance(method, Method):
+        return method
+    options = {key: value for key, value in given.items() if key in _DRAFTING}
+    if lookup is not None:
+        if options.setdefault("num_assistant_tokens", lookup) != lookup:
+            raise ValueError("prompt_lookup_num_tokens and num_assistant_tokens differ; they are one option, give one.")
+    for option in options_of(name):
+        value = getattr(config, option.name, None)
+        if option.group == "drafting" and option.name not in options and value is not None:
+            options[option.name] = value
+    return Method(name, **options)
+
+
+def encode(model: PreTrainedModel, inputs: Any, passed: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """Arguments for `generate()` with texts turned into a left-padded batch."""
+    if inputs is None:
+        return passed
+    if "input_ids" in passed:
+        raise ValueError("the prompt was given twice: as `inputs` and as `input_ids`.")
+    if isinstance(inputs, Tensor):
+        return passed | {"inputs": inputs}
+    texts = [inputs] if isinstance(inputs, str) else list(inputs)
+    if not texts or not all(isinstance(t, str) for t in texts):
+        raise TypeError(f"inputs must be token ids, a text or a list of texts, not {type(inputs).__name__}.")
+    if tokenizer is None:
+        raise ValueError("a text needs tokenizer= (or a Pair from specnb.load); else give token ids.")
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    rows = [tokenizer(t)["input_ids"] for t in texts]
+    if not all(rows):
+        raise ValueError("an empty text has no tokens to continue; give some text.")
+    width = max(map(len, rows))
+    pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
+    ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    return passed | {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
+
+
+def stopping(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[StopStringCriteria]:
+    """The stop-string criterion, which transformers cannot build for a callable."""
+    if not stop_strings:
+        return []
+    if tokenizer is None:
+        raise ValueError("stop_strings need tokenizer=, to know where the text of a token ends.")
+    strings = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
+    return [StopStringCriteria(getattr(tokenizer, "tokenizer", tokenizer), strings)]

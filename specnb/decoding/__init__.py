@@ -1,0 +1,1 @@
+"""The decoding core: drafters propose, verifiers decide, the loop commits."""

@@ -1,0 +1,88 @@
+"""The contracts between the parts: a method is a drafter, an acceptance rule and a draft-length schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from specnb.trace import Step
+
+if TYPE_CHECKING:
+    from specnb.decoding.probabilities import Law, Processors
+
+
+class Draft(NamedTuple):
+    """Proposed token ids, and the law each was drawn from.
+
+    `probs` is `[k, vocab]` (float, on the target's device) when token i was *sampled* from row i; None when the tokens were
+    chosen (argmax, a copy): a point mass. No tokens: the step is plain decoding.
+    """
+
+    tokens: list[int]
+    probs: Tensor | None = None
+
+
+class Verdict(NamedTuple):
+    """A token that stands, and whether it is an accepted draft (else the correction, or the bonus)."""
+
+    token: int
+    accepted: bool
+
+
+@dataclass(eq=False)
+class Row:
+    """One prompt and what was generated for it so far.
+
+    `ids` are all committed tokens, prompt first; `room` how many more may be generated; `k` the draft length that the
+    schedule wants next. `generator` draws everything random of this row, `processors` are its logits processors.
+    """
+
+    index: int
+    ids: list[int]
+    room: int
+    generator: torch.Generator
+    processors: Processors
+    k: int = 0
+    steps: list[Step] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.ids)
+        self._buffer = torch.empty(0, dtype=torch.long, device=self.generator.device)
+        self._copied = 0
+
+    def prefix(self, extra: Sequence[int] = ()) -> Tensor:
+        """The committed ids and `extra` behind them as a tensor `[1, n]` of the caller's own."""
+        n = len(self.ids)
+        if len(self._buffer) < n + len(extra):
+            self._buffer, self._copied = self._buffer.new_empty(2 * (n + len(extra)) + 64), 0
+        if self._copied < n:
+            self._buffer[self._copied : n] = torch.tensor(self.ids[self._copied :])
+            self._copied = n
+        if extra:
+            self._buffer[n : n + len(extra)] = torch.tensor(extra)
+        return self._buffer[None, : n + len(extra)].clone()  # who is given it may keep it
+
+
+class Drafter(Protocol):
+    """Proposes tokens. Never changes a model or its configs.
+
+    `drafts_first` says whether it can draft before the target has seen the prompt at no cost to the first token.
+    """
+
+    drafts_first: bool
+
+    def propose(self, rows: Sequence[Row], k: Sequence[int]) -> list[Draft]:
+        """At most `k[i]` tokens for `rows[i]`; fewer, or none, where there is nothing worth proposing."""
+        ...
+
+
+Rule = Callable[["Law", Draft, torch.Generator], Iterator[Verdict]]
+"""Yields the tokens that stand, in order; the last one is the correction or the bonus. The loop stops asking at a stop."""
+
+Schedule = Callable[[int, Step], int]
+"""The next draft length from the current one and the step just made. Pure."""

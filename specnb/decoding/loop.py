@@ -1,0 +1,70 @@
+"""The loop: draft, verify, commit; until every row has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from specnb.decoding.cached import CachedLM
+from specnb.decoding.contracts import Draft, Drafter, Row, Rule, Schedule
+from specnb.decoding.probabilities import Law
+from specnb.decoding.stops import Stops
+from specnb.trace import Step
+
+NOTHING = Draft([])
+
+
+def decode(target: CachedLM, drafter: Drafter | None, rows: Sequence[Row], *, rule: Rule, schedule: Schedule, stops: Stops,
+           margins: bool = False) -> Iterator[Step]:  # fmt: skip
+    """Generate until every row has a `finish_reason`; yields each step as soon as it is committed.
+
+    Each round is one target pass over all active rows: `drafter` proposes up to `row.k` tokens, `rule` says which stand,
+    `schedule` sets the next `row.k`. With `margins` steps record the gap between the two best logits of each token.
+    """
+    first = True
+    while True:
+        began = time.perf_counter()
+        stops.before_step([row for row in rows if row.finish_reason is None], target.limit if target.hard_limit else None)
+        active = [row for row in rows if row.finish_reason is None]
+        if not active:
+            return
+        drafts = [NOTHING] * len(active)
+        if drafter is not None and (drafter.drafts_first or not first):  # the first token waits for no draft model
+            drafts = drafter.propose(active, [min(row.k, room(row, target)) for row in active])
+        drafted = time.perf_counter()
+        logits = target.logits(active, [d.tokens for d in drafts], [len(d.tokens) + 1 for d in drafts])
+        laws = [Law(row, draft, out) for row, draft, out in zip(active, drafts, logits, strict=True)]
+        if not logits[0].is_cpu:
+            logits[0][-1, 0].item()  # the clock is to show the pass, not its launch
+        verified = time.perf_counter()
+        steps = []
+        for row, draft, law in zip(active, drafts, laws, strict=True):
+            position, emitted, accepted = len(row.ids), [], 0
+            for token, stands in rule(law, draft, row.generator):
+                row.ids.append(token)
+                row.room -= 1
+                emitted.append(token)
+                accepted += stands
+                row.finish_reason = stops.reason(row)
+                if row.finish_reason is not None:
+                    break
+            gaps = tuple(law.margin(i) for i in range(len(emitted))) if margins else None
+            steps.append((row, position, draft, accepted, tuple(emitted), gaps))
+        done = time.perf_counter()
+        n = len(active)
+        for row, position, draft, accepted, emitted, gaps in steps:
+            step = Step(position, tuple(draft.tokens), accepted, emitted, (drafted - began) / n, (verified - drafted) / n,
+                        (done - verified) / n, row.index, gaps)  # fmt: skip
+            row.steps.append(step)
+            row.k = schedule(row.k, step)
+            yield step
+        first = False
+
+
+def room(row: Row, target: CachedLM) -> int:
+    """Most tokens worth drafting: the step adds one of its own, and positions end where the model's do."""
+    free = row.room - 1
+    if target.limit is not None:
+        free = min(free, target.limit - len(row.ids))
+    return max(0, free)
+

@@ -1,0 +1,152 @@
+"""The key/value store: preallocated, slot = position, rolled back by forgetting a length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedConfig
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+
+
+class _Span:
+    """Where the next tokens go, shared by all layers: row r writes slots `starts[r]` to `starts[r] + q - 1`."""
+
+    def __init__(self, rows: int, capacity: int) -> None:
+        self.capacity = capacity
+        self.set([0] * rows)
+
+    def set(self, starts: list[int]) -> None:
+        self.starts, self.first, self.last = starts, min(starts), max(starts)
+        self._slots: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def uniform(self) -> bool:
+        return self.first == self.last
+
+    def slots(self, q: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Index tensors `[rows, 1]` and `[rows, q]` of the slots to write; built once per forward and device."""
+        if device not in self._slots:
+            rows = torch.arange(len(self.starts), device=device)[:, None]
+            at = torch.tensor(self.starts, device=device)[:, None] + torch.arange(q, device=device)
+            self._slots[device] = rows, at
+        return self._slots[device]
+
+
+class RowLayer(DynamicLayer):
+    """One layer's keys and values, `[rows, heads, capacity, dim]`. Only the visible slots are handed to the attention."""
+
+    def __init__(self, span: _Span, window: int | None) -> None:
+        super().__init__()
+        self.span, self.window = span, window
+        self.is_sliding = window is not None
+
+    def visible(self, q: int) -> tuple[int, int]:
+        """First and end slot that some of the next q tokens of some row can see."""
+        first = 0 if self.window is None else max(0, self.span.first - self.window + 1)
+        return first, self.span.last + q
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write the new keys and values `[rows, heads, q, dim]`; returns views of the visible ones."""
+        q = key_states.shape[2]
+        first, end = self.visible(q)
+        if not self.is_initialized:
+            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+            self.keys, self.values = self._room(key_states), self._room(value_states)
+        if end > self.keys.shape[2]:
+            self.span.capacity = max(end, 2 * self.keys.shape[2], self.span.capacity)
+            self.keys, self.values = self._grown(self.keys), self._grown(self.values)
+        if self.span.uniform:
+            self.keys[:, :, end - q : end] = key_states
+            self.values[:, :, end - q : end] = value_states
+        else:
+            rows, at = self.span.slots(q, key_states.device)
+            self.keys[rows, :, at] = key_states.transpose(1, 2)
+            self.values[rows, :, at] = value_states.transpose(1, 2)
+        return self.keys[:, :, first:end], self.values[:, :, first:end]
+
+    def _room(self, like: Tensor) -> Tensor:
+        # zeros, not empty: a masked slot still meets a weight of 0, and 0 x NaN is NaN
+        capacity = self.span.capacity = max(self.span.capacity, self.visible(like.shape[2])[1])
+        return like.new_zeros(like.shape[0], like.shape[1], capacity, like.shape[3])
+
+    def _grown(self, old: Tensor) -> Tensor:
+        new = old.new_zeros(*old.shape[:2], self.span.capacity, old.shape[3])
+        new[:, :, : old.shape[2]] = old
+        return new
+
+    def get_seq_length(self) -> int:
+        return self.span.last
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        first, end = self.visible(query_length)
+        return end - first, first
+
+
+class RowStore(Cache):
+    """A transformers cache in which every row has its own length, `lengths[r]`; rollback is setting a length.
+
+    The layers follow the plan transformers itself makes for `config` (full, sliding, shared). Raises ValueError naming
+    the layers when one of them keeps a state that cannot be rolled back.
+    """
+
+    def __init__(self, config: PreTrainedConfig, rows: int, capacity: int) -> None:
+        text = config.get_text_config(decoder=True)
+        plan = DynamicCache(config=text).layers or [DynamicLayer() for _ in range(text.num_hidden_layers)]
+        kinds = {i: type(layer).__name__ for i, layer in enumerate(plan) if not _croppable(layer)}
+        if kinds:
+            raise ValueError(
+                f"{text.model_type!r} cannot be decoded speculatively: the cache of layer(s) {', '.join(map(str, kinds))} "
+                f"({', '.join(sorted(set(kinds.values())))}) is a running state that cannot be rolled back after a rejection. "
+                "Use a model whose layers are all attention layers."
+            )
+        self.span = _Span(rows, capacity)
+        windows = [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in plan]
+        super().__init__(layers=[
+            RowLayer(self.span, window) if isinstance(layer, DynamicLayer) else layer
+            for layer, window in zip(plan, windows, strict=True)
+        ])
+
+    @property
+    def row_layers(self) -> list[RowLayer]:
+        return [layer for layer in self.layers if isinstance(layer, RowLayer)]
+
+    def select(self, rows: list[int]) -> None:
+        """Keep only these rows."""
+        for layer in self.row_layers:
+            if layer.is_initialized:
+                index = torch.tensor(rows, device=layer.keys.device)
+                layer.keys, layer.values = layer.keys.index_select(0, index), layer.values.index_select(0, index)
+
+    def load(self, cache: DynamicCache, length: int) -> None:
+        """Take over the first `length` tokens that a filled transformers cache holds."""
+        self.span.capacity = max(self.span.capacity, length + 1)
+        for layer, old in zip(self.layers, cache.layers, strict=False):
+            if not isinstance(layer, RowLayer):
+                continue
+            held = old.keys.shape[2]
+            layer.dtype, layer.device, layer.is_initialized = old.keys.dtype, old.keys.device, True
+            layer.keys, layer.values = layer._room(old.keys), layer._room(old.values)
+            layer.keys[:, :, length - held : length] = old.keys
+            layer.values[:, :, length - held : length] = old.values
+
+    def unload(self, cache: DynamicCache, length: int) -> None:
+        """Leave the first `length` tokens in a transformers cache, as plain generation would have."""
+        while len(cache.layers) < len(self.layers):  # a cache made without a config adds its layers as they come
+            cache.layers.append(DynamicLayer())
+        for layer, out in zip(self.layers, cache.layers, strict=True):
+            if not isinstance(layer, RowLayer) or not layer.is_initialized:
+                continue
+            first = 0
+            if isinstance(out, DynamicSlidingWindowLayer):
+                first = max(0, length - out.sliding_window + 1)
+                out.cumulative_length = length
+            if not out.is_initialized:
+                out.lazy_initialization(layer.keys, layer.values)
+            out.keys, out.values = layer.keys[:, :, first:length], layer.values[:, :, first:length]
+
+
+def _croppable(layer: Any) -> bool:
+    plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
+    return plain or type(layer).__name__ == "DummyLayer"  # a layer that shares another's keys and stores nothing

@@ -1,0 +1,65 @@
+"""Prompt lookup: copy what followed the same words earlier in prompt and output. No model, no law: a point mass."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from specnb.decoding.contracts import Draft, Row
+
+
+class NgramIndex:
+    """Where each n-gram (1 to `size` tokens) last ended before the end of a growing list of ids.
+
+    Extending by one token and looking up cost O(size) dictionary operations, whatever the length of the text.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._last: list[dict[tuple[int, ...], int]] = [{} for _ in range(size)]
+        self._indexed = 0  # n-grams that end before this position are in
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Index every n-gram that has a continuation in `ids`."""
+        for end in range(max(1, self._indexed + 1), len(ids)):
+            for n in range(1, min(self.size, end) + 1):
+                self._last[n - 1][tuple(ids[end - n : end])] = end
+            self._indexed = end
+
+    def find(self, ids: Sequence[int]) -> int | None:
+        """Position after the most recent earlier occurrence of the longest suffix of `ids`; None if there is none."""
+        for n in range(min(self.size, len(ids) - 1), 0, -1):
+            at = self._last[n - 1].get(tuple(ids[len(ids) - n :]))
+            if at is not None:
+                return at
+        return None
+
+
+class PromptLookup:
+    """Proposes the continuation of the most recent earlier occurrence of the longest matching suffix (Saxena 2023).
+
+    A continuation that reaches the end of the text goes on into its own copy, so that a short period is followed as far as
+    the draft length allows. It ends with an end-of-sequence token and never crosses one.
+    """
+
+    drafts_first = True
+
+    def __init__(self, max_matching_ngram_size: int, eos: Collection[int] = ()) -> None:
+        self.size, self.eos = max_matching_ngram_size, eos
+        self._indexes: dict[int, NgramIndex] = {}
+
+    def propose(self, rows: Sequence[Row], k: Sequence[int]) -> list[Draft]:
+        return [Draft(self._continuation(row, n)) for row, n in zip(rows, k, strict=True)]
+
+    def _continuation(self, row: Row, k: int) -> list[int]:
+        index = self._indexes.setdefault(row.index, NgramIndex(self.size))
+        index.extend(row.ids)
+        at = index.find(row.ids) if k > 0 else None
+        if at is None:
+            return []
+        draft: list[int] = []
+        for i in range(at, at + k):
+            token = row.ids[i] if i < len(row.ids) else draft[i - len(row.ids)]
+            draft.append(token)
+            if token in self.eos:
+                break
+        return draft

@@ -1,0 +1,168 @@
+"""Decoder: the callable that transformers' `generate(custom_generate=...)` hands everything it has prepared."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.streamers import BaseStreamer
+
+from specnb import drafters, refusals
+from specnb.decoding import batch
+from specnb.decoding.cached import CachedLM
+from specnb.decoding.contracts import Row
+from specnb.decoding.loop import decode
+from specnb.decoding.probabilities import Processors
+from specnb.decoding.schedules import SCHEDULES
+from specnb.decoding.stops import Stops
+from specnb.decoding.verify import RULES
+from specnb.options import BY_NAME, METHODS, Method, options_of
+from specnb.text import step_pieces
+from specnb.trace import GenerationResult, Step
+from specnb.trace import Row as RowResult
+
+# What generate() adds for its own loop; CachedLM makes its own.
+_FOR_ITS_LOOP = ("attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep", "cache_position")
+
+
+@dataclass
+class Decoder:
+    """specnb's engine as a `custom_generate` callable; `specnb.decoder` makes and documents it.
+
+    `result` is the result of the last call. Nothing else is kept from call to call.
+    """
+
+    method: Method | str | None = None
+    options: Mapping[str, Any] | None = None
+    assistant_model: PreTrainedModel | None = None
+    assistant_tokenizer: Any = None
+    tokenizer: Any = None
+    streamer: BaseStreamer | None = None
+    on_step: Callable[[Step], object] | None = None
+    cancel: threading.Event | None = None
+    seed: int | None = None
+    stopping_criteria: Sequence[Any] = ()
+    result: GenerationResult | None = None
+
+    def __call__(self, model: PreTrainedModel, input_ids: Tensor, logits_processor: LogitsProcessorList,
+                 stopping_criteria: StoppingCriteriaList, generation_config: GenerationConfig,
+                 method: Method | str | None = None, seed: int | None = None, **model_kwargs: Any
+                 ) -> Tensor | GenerateDecoderOnlyOutput:  # fmt: skip
+        """Decode. `method` and `seed` may be given to `generate()` itself; the rest is what it prepared."""
+        began = time.perf_counter()
+        refusals.check_model(model, model_kwargs)
+        refusals.check_options(generation_config)
+        chosen = self._method(method, generation_config)
+        sample = bool(generation_config.do_sample)
+        seed = self.seed if seed is None else BY_NAME["seed"].check(seed)
+        if sample and seed is None:
+            seed = int.from_bytes(os.urandom(4), "little")
+        stops = Stops(StoppingCriteriaList([*stopping_criteria, *self.stopping_criteria]), self.cancel)
+        room = (stops.max_length or generation_config.max_length) - input_ids.shape[1]
+        processors = Processors(logits_processor)
+        refusals.check_rule(chosen, sample, processors)
+
+        prompts, pads = batch.split(input_ids, model_kwargs.get("attention_mask"))
+        device = model.get_input_embeddings().weight.device
+        rows = [
+            Row(i, ids, room, torch.Generator("cpu" if device.type == "meta" else device).manual_seed((seed or 0) + i),
+                processors.for_row(pads[i], fork=len(prompts) > 1), chosen.options.get("num_assistant_tokens", 0))
+            for i, ids in enumerate(prompts)
+        ]  # fmt: skip
+        if len(rows) > 1 and self.streamer is not None:
+            raise ValueError(f"a streamer shows one row, but there are {len(rows)}; generate the prompts one by one to stream them.")
+        past = model_kwargs.get("cache", model_kwargs.get("past_key_values"))
+        refusals.check_past(past, rows)
+        inputs = {name: batch.shift(value, pads, input_ids.shape) for name, value in model_kwargs.items()
+                  if name not in _FOR_ITS_LOOP and value is not None}  # fmt: skip
+        size = {"capacity": max(map(len, prompts)) + min(room, 512) + 16, "prefill_chunk_size": generation_config.prefill_chunk_size}
+        target = CachedLM(model, rows, first_inputs=inputs, past=past, **size)
+        run = drafters.Run(target, rows, sample, stops.eos, size, self.assistant_model)
+        steps = decode(
+            target, drafters.build(chosen, run), rows, stops=stops,
+            rule=RULES[chosen.options.get("verification", "token") if sample else "greedy"],
+            schedule=SCHEDULES[chosen.options.get("num_assistant_tokens_schedule", "constant")],
+            margins=not sample and model.dtype in (torch.float16, torch.bfloat16),
+        )  # fmt: skip
+
+        def finish() -> Tensor:
+            seconds = time.perf_counter() - began
+            generated = [[token for step in row.steps for token in step.emitted] for row in rows]
+            pad = generation_config.pad_token_id
+            sequences = batch.join(input_ids, generated, 0 if pad is None else pad)
+            self.result = GenerationResult(
+                chosen.name, [self._row(row) for row in rows], chosen.options | _in_effect(generation_config, room),
+                seed if sample else None, seconds, target_passes=target.passes, sequences=sequences,
+            )  # fmt: skip
+            return sequences
+
+        try:
+            self._follow(steps, input_ids)
+        except BaseException as error:  # also KeyboardInterrupt: what was generated is not lost
+            for row in rows:
+                row.finish_reason = row.finish_reason or "interrupted"
+            finish()
+            error.partial_result = self.result  # type: ignore[attr-defined]
+            raise
+        sequences = finish()
+        if isinstance(past, DynamicCache) and len(rows) == 1:
+            target.store.unload(past, len(rows[0].ids) - 1)
+        return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
+
+    def _follow(self, steps: Iterator[Step], input_ids: Tensor) -> None:
+        """Run the loop, telling whoever listens."""
+        try:
+            if self.streamer is not None:
+                self.streamer.put(input_ids.cpu())
+            for step in steps:
+                if self.streamer is not None:
+                    self.streamer.put(torch.tensor(step.emitted))
+                if self.on_step is not None:
+                    self.on_step(step)
+        finally:
+            if self.streamer is not None:
+                self.streamer.end()
+
+    def _method(self, called: Method | str | None, config: GenerationConfig) -> Method:
+        """The method in effect: the call's, else the bound one, else the one that the generation config asks for."""
+        method = called if called is not None else self.method
+        if isinstance(method, Method):
+            return method
+        lookup = config.prompt_lookup_num_tokens
+        if method is None:
+            method = "draft_model" if self.assistant_model is not None else "prompt_lookup" if lookup else "plain"
+        if method not in METHODS:
+            return Method(method)  # raises, naming the methods
+        standard = GenerationConfig()
+        options = dict(self.options or {})
+        for option in options_of(method):
+            value = getattr(config, option.name, None)
+            if option.group == "drafting" and value is not None:
+                options[option.name] = options.get(option.name, value) if value == getattr(standard, option.name, None) else value
+        if lookup and method == "prompt_lookup":
+            options["num_assistant_tokens"] = lookup
+        return Method(method, **options)
+
+    def _row(self, row: Row) -> RowResult:
+        ids = tuple(token for step in row.steps for token in step.emitted)
+        result = RowResult(tuple(row.ids[: row.prompt_length]), ids, tuple(row.steps), row.finish_reason or "interrupted")
+        if self.tokenizer is not None:
+            result.pieces, result.rejected_pieces = step_pieces(self.tokenizer, row.steps)
+        return result
+
+
+def _in_effect(config: GenerationConfig, room: int) -> dict[str, Any]:
+    """The length and sampling options that this generation ran with."""
+    names = [name for name, option in BY_NAME.items() if option.group == "sampling" and name != "seed"]
+    if not config.do_sample:
+        names = ["do_sample", "repetition_penalty", "no_repeat_ngram_size"]
+    values = {name: getattr(config, name, None) for name in names} | {"do_sample": bool(config.do_sample)}
+    return {"max_new_tokens": room} | {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,8 @@
+"""Loading a target and its draft model by name, and checking that they fit."""
+
+from specnb.models.errors import LoadError
+from specnb.models.load import load
+from specnb.models.pair import Fit, Pair, check_pair
+from specnb.models.truncate import truncate
+
+__all__ = ["Fit", "LoadError", "Pair", "check_pair", "load", "truncate"]

@@ -1,0 +1,187 @@
+"""Models by name: hub ids, local folders, GGUF files and registered names, alone or as a pair."""
+
+from __future__ import annotations
+
+import os
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specnb.models import gguf
+from specnb.models.errors import LoadError, failed, hub_errors, unknown_name
+from specnb.models.pair import Pair, check_pair, text_tokenizer
+from specnb.models.registry import REGISTERED
+from specnb.models.truncate import truncate
+
+SOURCES = ("hub", "package", "local")
+
+
+def load(
+    name_or_path: str | os.PathLike[str],
+    assistant: str | os.PathLike[str] | int | None = None,
+    *,
+    dtype: Any = "auto",
+    device_map: Any = None,
+    source: str | None = None,
+) -> Pair:
+    """Load a target, and a draft model if `assistant` is given, ready to generate (eval mode), and check that they fit.
+
+    `name_or_path` is a registered name (`smollm2-135m`, `smollm2-135m-q4`), a hub id, a folder in transformers' format,
+    or a `.gguf` file. `assistant` is the same for the draft model, or a number N: the target's own first N layers,
+    sharing its weights (`truncate`).
+
+    `dtype` is transformers': "auto" is the format in which the weights are stored (float32 for GGUF). `device_map` is
+    accelerate's ("auto", "cuda", "cpu", a dict); None is the CPU.
+
+    `source` says where the target comes from: "hub", "package" (a registered name whose weights come inside a Python
+    package) or "local" (a folder or file). None decides: a registered name first, then what exists as a path or is
+    written as one, else the hub. The draft model's source is always decided.
+
+    GGUF files, alone or in a package, are converted on first use and kept in the cache folder ($SPECNB_CACHE, else
+    specnb in $XDG_CACHE_HOME or ~/.cache). Raises LoadError, an OSError, if something cannot be loaded, and ValueError
+    for a pair that cannot work.
+    """
+    if source is not None and source not in SOURCES:
+        raise ValueError(f"unknown source {source!r}. Allowed: {', '.join(SOURCES)}, or None to decide.")
+    origin = _locate(os.fspath(name_or_path), source)
+    target, tokenizer = _load(origin, dtype, device_map)
+    pair = Pair(target, tokenizer, name=origin.name, card=origin.card)
+    if isinstance(assistant, int):
+        pair.assistant, pair.assistant_tokenizer = truncate(target, assistant), tokenizer
+    elif assistant is not None:
+        draft = _locate(os.fspath(assistant), None)
+        pair.assistant, pair.assistant_tokenizer = _load(draft, dtype, device_map, tokenizer_optional=True)
+        pair.card += f"\nDraft: {draft.card}"
+    check_pair(pair.target, pair.tokenizer, pair.assistant, pair.assistant_tokenizer)
+    return pair
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where a model is read from: a hub id, or a folder (`local`)."""
+
+    name: str
+    place: str
+    card: str
+    local: bool
+
+
+def _locate(name: str, source: str | None) -> _Origin:
+    """Find out what `name` stands for; convert a GGUF file on the way."""
+    entry = REGISTERED.get(name)
+    if source is None:
+        source = entry.source if entry else "local" if _is_path(name) else "hub"
+    if source == "local":
+        return _local(name)
+    if source == "package":
+        if entry is None or not entry.package:
+            packaged = ", ".join(key for key, value in REGISTERED.items() if value.package)
+            raise unknown_name(name, f"with source='package' there are only {packaged}")
+        folder = gguf.registered_folder(name, entry)
+        return _Origin(name, str(folder), _card(folder), True)
+    if entry is not None and not entry.hub:
+        raise unknown_name(name, f"it comes from the package {entry.package}, not from the hub")
+    if entry is not None:
+        return _Origin(name, entry.hub, entry.card, False)
+    return _Origin(name, name, f"{name}, from the Hugging Face hub. Licence: see its page there.", False)
+
+
+def _is_path(name: str) -> bool:
+    written_as_one = name.startswith((".", "~", os.sep)) or name.lower().endswith(".gguf") or name.count("/") > 1
+    return written_as_one or os.path.exists(name)
+
+
+def _local(name: str) -> _Origin:
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise unknown_name(name, "no such file or folder")
+    if path.is_dir():
+        files = sorted(entry.name for entry in path.iterdir())
+        quantised = [file for file in files if file.lower().endswith(".gguf")]
+        weights = [file for file in files if file.endswith((".safetensors", ".bin", ".index.json"))]
+        if "config.json" in files and weights:
+            return _Origin(name, str(path), _card(path), True)
+        if len(quantised) != 1:
+            missing = "several .gguf files (give the path of one)" if quantised else "no config.json with weights"
+            listed = ", ".join(files[:20]) + (f" and {len(files) - 20} more" if len(files) > 20 else "")
+            raise LoadError(
+                f"the folder {name!r} holds {missing}. A model folder has config.json and *.safetensors (or *.bin), as "
+                f"save_pretrained() writes it, or one .gguf file; here {'are ' + listed if files else 'is nothing'}."
+            )
+        path /= quantised[0]
+    elif path.suffix.lower() != ".gguf":
+        raise LoadError(f"{name!r} is neither a folder nor a .gguf file.")
+    folder = gguf.file_folder(path.resolve())
+    return _Origin(name, str(folder), _card(folder), True)
+
+
+def _card(folder: Path) -> str:
+    card = folder / gguf.CARD
+    return card.read_text(encoding="utf-8").strip() if card.exists() else f"{folder.name}, a local folder."
+
+
+def _load(origin: _Origin, dtype: Any, device_map: Any, tokenizer_optional: bool = False) -> tuple[Any, Any]:
+    """The model, and its tokenizer or processor."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    # without a network the hub's client would try again for half a minute before looking into its cache
+    options: dict[str, Any] = {"local_files_only": True} if origin.local or not _hub_in_sight() else {}
+    with _local_errors(origin.name) if origin.local else hub_errors(origin.name):
+        config = AutoConfig.from_pretrained(origin.place, **options)
+        if type(config) not in AutoModelForCausalLM._model_mapping:
+            raise LoadError(
+                f"{origin.name!r} is a {config.model_type} model, which transformers cannot run as a causal language model."
+            )
+        try:
+            tokenizer = _tokenizer(origin.place, config, options)
+        except (OSError, ValueError):
+            if not tokenizer_optional:
+                raise
+            tokenizer = None
+        model = AutoModelForCausalLM.from_pretrained(origin.place, dtype=dtype, device_map=device_map, **options)
+    return model.eval(), tokenizer
+
+
+def _tokenizer(place: str, config: Any, options: dict[str, Any]) -> Any:
+    """The processor of a multimodal checkpoint where its parts are installed, else the tokenizer."""
+    from transformers import AutoProcessor, AutoTokenizer
+
+    if config.get_text_config() is not config:
+        try:
+            processor = AutoProcessor.from_pretrained(place, **options)
+            text_tokenizer(processor)
+            return processor
+        except (ImportError, OSError, ValueError, AttributeError):
+            pass  # text only: no image library here, or no processor in the checkpoint
+    return AutoTokenizer.from_pretrained(place, **options)
+
+
+@contextmanager
+def _local_errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except LoadError:
+        raise
+    except (OSError, ValueError) as error:
+        raise failed(name, error) from error
+
+
+def _hub_in_sight() -> bool:
+    """Whether the hub's address can be looked up. Behind a proxy it need not be, so then it counts as in sight."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    host = urllib.parse.urlsplit(constants.ENDPOINT).hostname
+    if urllib.request.getproxies() or host is None:
+        return True
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return False
+    return True

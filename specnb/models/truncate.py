@@ -1,0 +1,116 @@
+"""A draft model out of the target itself: its first layers, final norm and head, with the target's own weights."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+
+def truncate(model: PreTrainedModel, layers: int) -> PreTrainedModel:
+    """A separate model made of the first `layers` layers of `model`, sharing its weights.
+
+    The result has its own modules, config and generation config, so nothing done with it reaches `model`; its parameters
+    *are* those of `model` (no memory is spent on weights). Works for decoder-only models whose class can be built from
+    its config. Raises ValueError for `layers` outside 1..n-1 and for models that cannot be cut, saying why.
+    """
+    import torch
+
+    _refuse(model)
+    total = model.config.get_text_config(decoder=True).num_hidden_layers
+    if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers < total:
+        raise ValueError(f"layers={layers!r}: this model has {total} layers, so the draft can have 1 to {total - 1}.")
+    config = _shortened(model.config, layers)
+    try:
+        with torch.device("meta"):
+            draft: PreTrainedModel = type(model)(config)
+    except Exception as error:
+        raise ValueError(
+            f"{type(model).__name__} cannot be built with {layers} of its {total} layers, so it cannot be truncated: {error}"
+        ) from error
+    sources = dict(model.named_modules())
+    for name, module in draft.named_modules():
+        _share(sources.get(name), module, name, layers, total)
+    draft.generation_config = copy.deepcopy(model.generation_config)
+    return draft.eval()
+
+
+def _refuse(model: PreTrainedModel) -> None:
+    """Raise for models whose layers cannot be cut off, before anything is built."""
+    kind = type(model).__name__
+    if getattr(model, "config", None) is None or not hasattr(model.config, "get_text_config"):
+        raise ValueError(f"{kind} is not a transformers model, so it cannot be truncated.")
+    if model.config.is_encoder_decoder:
+        raise ValueError(f"{kind} is an encoder-decoder model: only decoder-only models can be truncated.")
+    if model.get_output_embeddings() is None:
+        raise ValueError(f"{kind} has no language-model head: load the model with AutoModelForCausalLM.")
+    if not isinstance(getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None), int):
+        raise ValueError(f"{kind}'s config does not say how many layers it has, so it cannot be truncated.")
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    if len(devices) > 1 or "meta" in devices:
+        raise ValueError(
+            f"{kind}'s weights lie on {', '.join(devices)}: only a model that is whole on one device can be truncated."
+        )
+
+
+def _shortened(config: Any, layers: int) -> Any:
+    """A copy of `config` for the first `layers` layers, per-layer settings included.
+
+    The copy is edited, not rebuilt: a config built anew may decide by itself on the kind of the (new) last layer.
+    """
+    config = copy.deepcopy(config)
+    text = config.get_text_config(decoder=True)
+    total = text.num_hidden_layers
+    for name, value in list(vars(text).items()):
+        if "layer" in name and isinstance(value, list) and len(value) == total:
+            setattr(text, name, value[:layers])
+    shared = getattr(text, "num_kv_shared_layers", None)
+    if shared:  # the last layers reuse the keys and values of earlier ones
+        text.num_kv_shared_layers = max(0, layers - (total - shared))
+    if getattr(text, "num_mtp_layers", None):  # these continue the whole model's hidden state
+        text.num_mtp_layers = 0
+    text.num_hidden_layers = layers
+    return config
+
+
+def _share(source: nn.Module | None, module: nn.Module, name: str, layers: int, total: int) -> None:
+    """Give `module`, built without memory, the weights of `source`; small state of its own is copied."""
+    import torch
+
+    if source is None or type(source) is not type(module):
+        found = "nothing" if source is None else type(source).__name__
+        raise ValueError(
+            f"cannot truncate this model: where its class has {type(module).__name__} ({name or 'the model itself'}) "
+            f"it has {found}. Models whose layers were replaced after building (quantised, adapters) cannot be truncated."
+        )
+    for key, parameter in module._parameters.items():
+        if parameter is not None:
+            module._parameters[key] = _cut(getattr(source, key), parameter, f"{name}.{key}", layers, total)
+    for key, buffer in module._buffers.items():
+        if buffer is not None:
+            kept = getattr(source, key)
+            module._buffers[key] = kept.clone() if key in module._non_persistent_buffers_set else kept
+    for key, value in vars(module).items():
+        if isinstance(value, torch.Tensor):  # an attribute that is neither parameter nor buffer
+            vars(module)[key] = getattr(source, key).clone()
+
+
+def _cut(parameter: nn.Parameter, like: nn.Parameter, name: str, layers: int, total: int) -> nn.Parameter:
+    """The parameter itself, or a view of its first part where one dimension counts layers."""
+    from torch import nn
+
+    if parameter.shape == like.shape:
+        return parameter
+    view = parameter.data
+    if view.dim() == like.dim():
+        for dim, (have, want) in enumerate(zip(view.shape, like.shape, strict=True)):
+            if have != want and have * layers == want * total:
+                view = view.narrow(dim, 0, want)
+    if view.shape != like.shape:
+        raise ValueError(
+            f"cannot truncate this model: {name} is {list(parameter.shape)}, but {list(like.shape)} with {layers} layers."
+        )
+    return nn.Parameter(view, requires_grad=parameter.requires_grad)

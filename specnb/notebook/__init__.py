@@ -1,0 +1,41 @@
+"""The IPython extension: `%load_ext specnb`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_MAGICS = {"line": ("specload", "specgen"), "cell": ("specgen",)}
+_KEYS = ("%specload", "%%specgen", "%specgen")
+_CLASS = "SpecMagics"
+
+
+def load_ipython_extension(ip: Any) -> None:
+    """Register the magics, the hook that keeps a cell's exact text, and the completions; once, however often called."""
+    from specnb.notebook.magics import SpecMagics
+
+    unload_ipython_extension(ip)
+    magics = SpecMagics(ip)
+    ip.register_magics(magics)
+    ip.events.register("pre_run_cell", magics.remember_cell)
+    for key in _KEYS:
+        ip.set_hook("complete_command", magics.complete_line, str_key=key)
+
+
+def unload_ipython_extension(ip: Any) -> None:
+    """Take back all that loading registered. Loaded models stay with the shell."""
+    manager = ip.magics_manager
+    magics = manager.registry.pop(_CLASS, None)
+    if magics is None:
+        return
+    for kind, names in _MAGICS.items():
+        for name in names:
+            manager.magics[kind].pop(name, None)
+    if magics in ip.configurables:
+        ip.configurables.remove(magics)
+    if magics.remember_cell in ip.events.callbacks["pre_run_cell"]:
+        ip.events.unregister("pre_run_cell", magics.remember_cell)
+    dispatcher = ip.strdispatchers.get("complete_command")
+    for key in _KEYS:
+        chain = dispatcher.strs.get(key) if dispatcher else None
+        if chain is not None:
+            chain.chain = [entry for entry in chain.chain if entry[1] != magics.complete_line]

@@ -1,0 +1,189 @@
+"""%specload and %%specgen."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
+from traitlets import Bool, Enum, Int
+from traitlets import default as trait_default
+
+from specnb.notebook.arguments import complete, specgen_parser, specload_parser
+from specnb.notebook.session import Session
+from specnb.notebook.stream import View, view_for
+from specnb.options import METHODS
+from specnb.text import prompt_inputs
+
+_NAME = re.compile(r"\{\{([^\W\d]\w*)\}\}|\{([^\W\d]\w*)\}")
+
+
+class Interrupted(KeyboardInterrupt):
+    """An interrupted generation: still an error, so that the cells queued behind it do not run, but shown in one line."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"Interrupted: {self}"]
+
+
+@magics_class
+class SpecMagics(Magics):
+    """The magics and their defaults: `%config SpecMagics` lists those, `%config SpecMagics.max_new_tokens = 64` sets one."""
+
+    method: Any = Enum(list(METHODS), default_value=None, allow_none=True,
+                       help="Method of %%specgen; None: draft_model with an assistant, else prompt_lookup.").tag(config=True)
+    max_new_tokens: Any = Int(256, allow_none=True, min=1,
+                              help="Length when none is given; None: the model's own setting.").tag(config=True)
+    live: Any = Bool(help="Show the text while it is generated. Off when the environment has SPECNB_LIVE=0.").tag(config=True)
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell=shell)
+        self.session = Session.of(shell)
+        self._raw: str | None = None
+
+    @trait_default("live")
+    def _live_default(self) -> bool:
+        return os.environ.get("SPECNB_LIVE", "1") != "0"
+
+    # ---- hooks, registered by load_ipython_extension
+    def remember_cell(self, info: Any) -> None:
+        """Keep the cell as typed: IPython strips `>>>` and `In [1]:` from bodies and adds a line break."""
+        self._raw = info.raw_cell
+
+    def complete_line(self, _shell: Any, event: Any) -> list[str]:
+        """Complete options and their values."""
+        parser = _SPECLOAD if event.line.lstrip().lstrip("%").startswith("specload") else _SPECGEN
+        return complete(parser, event.text_until_cursor, event.symbol, self.session.pairs)
+
+    # ---- magics
+    @no_var_expand
+    @line_magic
+    def specload(self, line: str) -> None:
+        options = _SPECLOAD.read(line)
+        if options.pop("help", False):
+            print(_SPECLOAD.format_help())
+            return
+        dropped = options.pop("drop", None)
+        if dropped is not None:
+            with _usage_errors():
+                self.session.pair(dropped)
+            self.session.drop(dropped)
+        name = options.pop("name", None)
+        if name is None and options:
+            raise UsageError("%specload: give the model's NAME before its options.")
+        if name is not None:
+            with _usage_errors(), _no_weight_bars():
+                self.session.load(name, **options)
+            print(self.session.pair().describe())
+            return
+        for key, pair in self.session.pairs.items():
+            print(f"{'*' if key == self.session.current else ' '} {key}: {pair!r}")
+        if not self.session.pairs:
+            print("no model is loaded")
+
+    @no_var_expand
+    @line_cell_magic
+    def specgen(self, line: str, cell: str | None = None) -> None:
+        raw, self._raw = self._raw, None
+        options = _SPECGEN.read(line)
+        if options.pop("help", False):
+            print(_SPECGEN.format_help())
+            return
+        body = exact_body(line, cell or "", raw)
+        if not body.strip():
+            raise UsageError("%%specgen: the cell has no prompt: write it below the %%specgen line (%specgen -h lists the options).")
+        if options.pop("expand", False):
+            body = expand(body, self.shell.user_ns)
+        own = {key: options.pop(key, None) for key in ("method", "model", "output", "quiet", "chat", "system")}
+        with _usage_errors():
+            pair = self.session.pair(own["model"])
+            device = getattr(pair.target, "device", None)
+            inputs = prompt_inputs(pair.tokenizer, body, chat=own["chat"], system=own["system"], device=device)
+        method = own["method"] or self.method or ("prompt_lookup" if pair.assistant is None else "draft_model")
+        if "assistant_model" in METHODS[method].needs and pair.assistant is None:
+            raise UsageError(f"method {method!r} needs a draft model: %specload {pair.name} --assistant NAME")
+        if self.max_new_tokens is not None:
+            options.setdefault("max_new_tokens", self.max_new_tokens)
+        view = None if own["quiet"] else view_for(self.shell, pair.tokenizer, self.live)
+        self._generate(pair, view, own["output"], method=method, **inputs, **options)
+
+    def _generate(self, pair: Any, view: View | None, output: str | None, **options: Any) -> None:
+        import specnb
+
+        try:
+            with _usage_errors():
+                result = specnb.generate(pair, on_step=view.step if view else None, **options)
+        except KeyboardInterrupt as interrupt:
+            partial = getattr(interrupt, "partial_result", None)
+            if partial is None:
+                if view:
+                    view.fail()
+                raise Interrupted("nothing was generated yet.") from interrupt
+            self._keep(partial, view, output)
+            kept = f"kept in {output}" if output else "kept as the session's last result"
+            raise Interrupted(f"{partial.num_emitted_tokens} tokens so far, {kept}.") from interrupt
+        except BaseException:
+            if view:
+                view.fail()
+            raise
+        self._keep(result, view, output)
+
+    def _keep(self, result: Any, view: View | None, output: str | None) -> None:
+        self.session.last = result
+        if output:
+            self.shell.user_ns[output] = result
+        if view:
+            view.finish(result)
+
+
+_SPECGEN, _SPECLOAD = specgen_parser(), specload_parser()
+SpecMagics.specgen.__doc__ = _SPECGEN.format_help()
+SpecMagics.specload.__doc__ = _SPECLOAD.format_help()
+
+
+def exact_body(line: str, cell: str, raw: str | None) -> str:
+    """The body as typed, if `raw` is the cell that this call came from; else what IPython passed, less its last line break."""
+    if raw is not None:
+        first, _, body = raw.lstrip("\n").partition("\n")
+        same = first.strip() == f"%%specgen {line}".strip()
+        typed, passed = body.splitlines(), cell.splitlines()
+        if same and len(typed) == len(passed) and all(t.endswith(p) for t, p in zip(typed, passed, strict=True)):
+            return body
+    return cell.removesuffix("\n")
+
+
+def expand(body: str, names: dict[str, Any]) -> str:
+    """Replace `{name}` by `str(names[name])` and `{{name}}` by `{name}`; all other braces stay. UsageError for unknown names."""
+    missing = sorted({match[2] for match in _NAME.finditer(body) if match[2] and match[2] not in names})
+    if missing:
+        raise UsageError(f"--expand: not defined: {', '.join(missing)}. Write {{{{{missing[0]}}}}} for {{{missing[0]}}} itself.")
+    return _NAME.sub(lambda match: f"{{{match[1]}}}" if match[1] else str(names[match[2]]), body)
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Turn errors about what the user gave into one line without traceback (`%tb` still shows where it came from)."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, ImportError, NotImplementedError) as error:
+        raise UsageError(" ".join(str(error).split()) or type(error).__name__) from error
+
+
+@contextmanager
+def _no_weight_bars() -> Iterator[None]:
+    """Keep transformers' bars for reading weights out of the cell's output; the hub's bars for downloads stay."""
+    from huggingface_hub.utils import enable_progress_bars
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    if shown:
+        logging.disable_progress_bar()  # the hub's as well
+        enable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

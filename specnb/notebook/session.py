@@ -1,0 +1,56 @@
+"""What the notebook remembers: loaded models, the current one, the last result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from specnb.options import unknown
+
+_ATTRIBUTE = "_specnb_session"
+
+
+@dataclass
+class Session:
+    """Loaded models by name. It is kept on the shell, so that reloading the extension loses no model."""
+
+    pairs: dict[str, Any] = field(default_factory=dict)
+    current: str | None = None
+    last: Any = None
+    _given: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, shell: Any) -> Session:
+        """The shell's session, made when there is none."""
+        session = getattr(shell, _ATTRIBUTE, None)
+        if session is None:
+            session = cls()
+            setattr(shell, _ATTRIBUTE, session)
+        return session  # type: ignore[no-any-return]
+
+    def load(self, name: str, **options: Any) -> Any:
+        """Load a pair with `specnb.load`, unless the same is loaded, and make it current."""
+        if self._given.get(name) != options:
+            import specnb
+
+            self.drop(name)  # before loading: two versions may not fit in memory
+            self.pairs[name] = specnb.load(name, **options)
+            self._given[name] = options
+        self.current = name
+        return self.pairs[name]
+
+    def drop(self, name: str) -> None:
+        """Forget a model; nothing happens if it is not loaded."""
+        self.pairs.pop(name, None)
+        self._given.pop(name, None)
+        if self.current == name:
+            self.current = next(reversed(self.pairs), None)
+
+    def pair(self, name: str | None = None) -> Any:
+        """The named pair, or the current one. ValueError when there is none."""
+        if name is not None and name not in self.pairs and self.pairs:
+            raise ValueError(unknown("loaded model", name, self.pairs))
+        key = self.current if name is None else name
+        if key is None or key not in self.pairs:
+            raise ValueError(f"no model is loaded: run %specload {name or 'NAME'} first, for example %specload smollm2-135m-q4.")
+        return self.pairs[key]

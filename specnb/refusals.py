@@ -1,0 +1,80 @@
+"""What cannot be done exactly is refused by name before the first token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from specnb.options import Method
+
+if TYPE_CHECKING:
+    from specnb.decoding.contracts import Row
+    from specnb.decoding.probabilities import Processors
+
+_PLAIN = "Use transformers' own generate() for this, without specnb."
+# option of generate(): (values that change nothing, why it is refused otherwise)
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "num_beams": ((None, 1), "beam search keeps several hypotheses; speculative decoding follows one per row"),
+    "penalty_alpha": ((None, 0, 0.0), "contrastive search chooses by hidden states of all candidates"),
+    "guidance_scale": ((None, 1, 1.0), "its processor runs the model on a text of its own at every position"),
+    "dola_layers": ((None,), "DoLa compares layers, which is another target than the model"),
+    "constraints": ((None,), "constrained search needs beams"),
+    "force_words_ids": ((None,), "constrained search needs beams"),
+    "use_cache": ((None, True), "every step relies on the cache"),
+    "token_healing": ((None, False), "it rewrites the prompt"),
+    "output_scores": ((None, False), "rejected positions have no place in that output; the steps in .steps tell the story"),
+    "output_logits": ((None, False), "rejected positions have no place in that output; the steps in .steps tell the story"),
+    "output_attentions": ((None, False), "rejected positions have no place in that output"),
+    "output_hidden_states": ((None, False), "rejected positions have no place in that output"),
+    "assistant_early_exit": ((None,), "self-speculative early exit is not part of this version"),
+    "use_mtp": ((None, False), "MTP layers are not part of this version"),
+    "assistant_ensemble_weight": ((None,), "static ensemble verification is not part of this version"),
+}
+
+
+def check_options(options: Mapping[str, Any] | GenerationConfig) -> None:
+    """Raise ValueError for an option (or generation-config value) that cannot be honoured exactly."""
+    for name, (harmless, why) in _REFUSED.items():
+        value = options.get(name) if isinstance(options, Mapping) else getattr(options, name, None)
+        if value not in harmless:
+            raise ValueError(f"{name}={value!r} cannot be combined with speculative decoding: {why}. {_PLAIN}")
+
+
+def check_model(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
+    """Raise ValueError for a model or an input that the engine does not handle."""
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"{type(model).__name__} is an encoder-decoder model; specnb decodes decoder-only models (its drafters continue "
+            f"the prompt itself). {_PLAIN}"
+        )
+    if inputs.get("inputs_embeds") is not None:
+        raise ValueError("inputs_embeds cannot be used: drafters and logits processors need token ids. Give input_ids.")
+
+
+def check_past(past: Any, rows: Sequence[Row]) -> None:
+    """Raise ValueError for a filled prompt cache that cannot be continued."""
+    if not isinstance(past, Cache) or not past.get_seq_length():
+        return
+    held = past.get_seq_length()
+    known = {DynamicLayer, DynamicSlidingWindowLayer}
+    if not isinstance(past, DynamicCache) or any(type(layer) not in known and layer.keys is not None for layer in past.layers):
+        raise ValueError(f"a filled {type(past).__name__} cannot be continued; give a DynamicCache, or no cache at all.")
+    if len(rows) > 1:
+        raise ValueError("a filled cache can be continued for one prompt at a time only.")
+    if held >= len(rows[0].ids):
+        raise ValueError(
+            f"the cache holds {held} tokens but the prompt has {len(rows[0].ids)}: input_ids must be the whole text, what is "
+            "cached and at least one new token."
+        )
+
+
+def check_rule(method: Method, sample: bool, processors: Processors) -> None:
+    """Raise ValueError where the acceptance rule would call a processor with a state out of order."""
+    if sample and method.options.get("verification") == "block" and processors.stateful:
+        raise ValueError(
+            f"verification='block' looks at all drafted positions before deciding, but {', '.join(processors.stateful)} may "
+            "keep state from call to call; use verification='token'."
+        )

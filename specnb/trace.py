@@ -1,0 +1,244 @@
+"""What a generation did: its steps, tokens with their origin, and the metrics (vLLM's names).
+
+This module imports no torch and nothing else of specnb at import time, so a saved trace can be read anywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+ORIGINS = ("accepted", "corrected", "bonus", "plain")
+FINISH_REASONS = ("eos", "stop_string", "stopping_criteria", "length", "max_time", "context", "cancelled", "interrupted")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One target pass for one row.
+
+    `position` is the row's length in tokens (prompt included) before the step; `drafted` the proposed token ids;
+    `accepted` how many of them stand in the output; `emitted` the ids that the step added. Seconds are the row's share of the
+    round's drafting and verifying. `margins` holds the gap between the two best target logits per emitted token, in half
+    precision only, where a gap of a few units in the last place is a tie that other block sizes may break differently.
+    """
+
+    position: int
+    drafted: tuple[int, ...]
+    accepted: int
+    emitted: tuple[int, ...]
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    other_seconds: float = 0.0
+    row: int = 0
+    margins: tuple[float, ...] | None = None
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """Where each emitted token comes from: accepted draft, correction, bonus, or plain decoding."""
+        closing = "plain" if not self.drafted else "bonus" if self.accepted == len(self.drafted) else "corrected"
+        return ("accepted",) * self.accepted + (closing,) * (len(self.emitted) - self.accepted)
+
+    @property
+    def rejected(self) -> tuple[int, ...]:
+        """The drafted ids that did not make it into the output."""
+        return self.drafted[self.accepted :]
+
+
+@dataclass(frozen=True)
+class Token:
+    """A generated token: its id, its text (joined texts give the whole text; None without a tokenizer) and origin."""
+
+    id: int
+    text: str | None
+    origin: str
+
+
+@dataclass
+class Row:
+    """One prompt's output: ids, text per token (None without a tokenizer), steps and why it ended."""
+
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    steps: tuple[Step, ...]
+    finish_reason: str
+    pieces: tuple[str, ...] | None = None
+    rejected_pieces: tuple[tuple[str, ...], ...] | None = None
+
+    @property
+    def text(self) -> str:
+        """The generated text, special tokens left out."""
+        if self.pieces is None:
+            raise ValueError("this result has no text: give `tokenizer=` to generate(), or decode `.ids` yourself.")
+        return "".join(self.pieces)
+
+    @property
+    def tokens(self) -> list[Token]:
+        """Generated tokens in order, with text and origin."""
+        origins = [origin for step in self.steps for origin in step.origins]
+        texts: Sequence[str | None] = self.pieces if self.pieces is not None else [None] * len(self.ids)
+        return [Token(*t) for t in zip(self.ids, texts, origins, strict=True)]
+
+
+@dataclass
+class GenerationResult:
+    """What `specnb.generate` returns.
+
+    `sequences` is what transformers' `generate()` would return (`[rows, length]`, long; None in a result read from
+    JSON). One row: `.text`, `.ids`, `.tokens`, `.finish_reason`; several: `.rows[i]` has the same. `options` are the ones in
+    effect, `seed` the seed used (None when greedy), `lossy` whether the method changes the target's distribution.
+    """
+
+    method: str
+    rows: list[Row]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    lossy: bool = False
+    target_passes: int = 0
+    sequences: Any = field(default=None, repr=False, compare=False)
+
+    # ---- one row
+    @property
+    def _row(self) -> Row:
+        if len(self.rows) != 1:
+            raise ValueError(f"this result has {len(self.rows)} rows: use .rows[i].")
+        return self.rows[0]
+
+    text = property(lambda self: self._row.text, doc="The generated text of the only row, special tokens left out.")
+    ids = property(lambda self: self._row.ids, doc="The generated ids of the only row.")
+    tokens = property(lambda self: self._row.tokens, doc="The generated tokens of the only row, with origin.")
+    finish_reason = property(lambda self: self._row.finish_reason, doc="Why the only row ended.")
+
+    @property
+    def steps(self) -> list[Step]:
+        """All rows' steps, row by row."""
+        return [step for row in self.rows for step in row.steps]
+
+    # ---- metrics
+    @property
+    def num_spec_steps(self) -> int:
+        """Steps that had drafted tokens to verify."""
+        return sum(bool(step.drafted) for step in self.steps)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens drafted in all."""
+        return sum(len(step.drafted) for step in self.steps)
+
+    @property
+    def num_accepted_draft_tokens(self) -> int:
+        """Drafted tokens that stand in the output."""
+        return sum(step.accepted for step in self.steps)
+
+    @property
+    def num_emitted_tokens(self) -> int:
+        """Generated tokens in all rows."""
+        return sum(len(row.ids) for row in self.rows)
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted / drafted; 0 when nothing was drafted."""
+        return self.num_accepted_draft_tokens / max(1, self.num_draft_tokens)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / steps that drafted: the tokens a speculative step yields on average, its own included."""
+        return 1 + self.num_accepted_draft_tokens / max(1, self.num_spec_steps)
+
+    @property
+    def acceptance_rate_by_position(self) -> list[float]:
+        """For draft position i (from 0): steps that accepted it / steps that drafted at all (vLLM's definition)."""
+        longest = max((len(step.drafted) for step in self.steps), default=0)
+        return [sum(step.accepted > i for step in self.steps) / max(1, self.num_spec_steps) for i in range(longest)]
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Generated tokens per row and target pass, plain steps included."""
+        return self.num_emitted_tokens / max(1, len(self.steps))
+
+    @property
+    def draft_seconds(self) -> float:
+        """Seconds spent drafting."""
+        return sum(step.draft_seconds for step in self.steps)
+
+    @property
+    def verify_seconds(self) -> float:
+        """Seconds spent in target passes."""
+        return sum(step.verify_seconds for step in self.steps)
+
+    @property
+    def other_seconds(self) -> float:
+        """Seconds spent neither drafting nor verifying."""
+        return max(0.0, self.seconds - self.draft_seconds - self.verify_seconds)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens of all rows per second of the whole call, prompt processing included."""
+        return self.num_emitted_tokens / self.seconds if self.seconds else 0.0
+
+    def metrics(self) -> dict[str, float | int | list[float]]:
+        """The counted metrics by name (no times, so that they are the same on every run)."""
+        names = ("num_emitted_tokens", "target_passes", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens",
+                 "draft_acceptance_rate", "mean_acceptance_length", "acceptance_rate_by_position")
+        return {name: getattr(self, name) for name in names}
+
+    # ---- other forms
+    def to_json(self, **dumps: Any) -> str:
+        """The result as JSON (without `sequences`); `from_json` reads it back."""
+        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("sequences", "rows")}
+        data["rows"] = [dataclasses.asdict(row) for row in self.rows]
+        return json.dumps({"format": "specnb.GenerationResult/1", **data}, default=str, **dumps)
+
+    @classmethod
+    def from_json(cls, text: str) -> GenerationResult:
+        """Read what `to_json` wrote. Raises ValueError for anything else."""
+        try:
+            data = json.loads(text)
+            if data.pop("format") != "specnb.GenerationResult/1":
+                raise KeyError("format")
+            data["rows"] = [_row(row) for row in data["rows"]]
+            return cls(**data)
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            raise ValueError(f"not a specnb.GenerationResult in JSON: {error!r}") from error
+
+    def to_pandas(self) -> Any:
+        """A DataFrame with one line per step. Needs pandas."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("to_pandas() needs pandas: pip install pandas") from error
+        lines: Iterator[dict[str, Any]] = (
+            {**dataclasses.asdict(step), "num_drafted": len(step.drafted), "num_emitted": len(step.emitted)}
+            for step in self.steps
+        )
+        return pandas.DataFrame(list(lines))
+
+    def __repr__(self) -> str:
+        count = f"{self.num_emitted_tokens} tokens in {len(self.steps)} steps"
+        if len(self.rows) > 1:
+            count += f" over {len(self.rows)} rows"
+        drafted = f", {self.num_accepted_draft_tokens} of {self.num_draft_tokens} drafted tokens accepted" if self.num_draft_tokens else ""
+        return f"GenerationResult({self.method}: {count}{drafted})"
+
+    def _repr_html_(self) -> str:
+        from specnb.views.html import result_view
+
+        return result_view(self)
+
+    def __str__(self) -> str:
+        from specnb.views.text import marked_text
+
+        return marked_text(self)
+
+
+def _row(data: Mapping[str, Any]) -> Row:
+    def tuples(value: Any) -> Any:
+        return tuple(tuples(v) for v in value) if isinstance(value, list) else value
+
+    fields = {key: tuples(value) for key, value in data.items() if key != "steps"}
+    steps = tuple(Step(**{key: tuples(value) for key, value in step.items()}) for step in data["steps"])
+    return Row(**fields, steps=steps)

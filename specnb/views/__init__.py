@@ -1,0 +1,1 @@
+"""Static views of results: HTML without script, and text."""
