@@ -20,10 +20,14 @@ _HOME = {
 __all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
-    from specnb.api import decoder, generate
-    from specnb.models import Pair, load, truncate
-    from specnb.options import Method
-    from specnb.trace import GenerationResult, Step
+    from specnb.api import decoder as decoder
+    from specnb.api import generate as generate
+    from specnb.models import Pair as Pair
+    from specnb.models import load as load
+    from specnb.models import truncate as truncate
+    from specnb.options import Method as Method
+    from specnb.trace import GenerationResult as GenerationResult
+    from specnb.trace import Step as Step
 
 
 def __getattr__(name: str) -> Any:

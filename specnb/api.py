@@ -136,15 +136,9 @@ def resolve(method: Method | str | None, given: Mapping[str, Any], config: Gener
     Raises ValueError where the call asks for two methods, lacks what its method needs, or has an option it does not use.
     """
     lookup = given.get("prompt_lookup_num_tokens")
-    if isinstance(method, Method):
-        twice = [name for name in given if name in _DRAFTING]
-        if twice:
-            raise ValueError(f"{', '.join(twice)} given twice: put options into the Method or into the call, not both.")
-        name = method.name
-    elif method is not None:
-        name = method
-    else:
-        name = "draft_model" if has_assistant else "prompt_lookup" if lookup is not None else "plain"
+    wanted = lookup if lookup is not None else config.prompt_lookup_num_tokens
+    options = {key: value for key, value in given.items() if key in _DRAFTING}
+    name = method_name(method) or ("draft_model" if has_assistant else "prompt_lookup" if wanted is not None else "plain")
     if name not in METHODS:
         raise ValueError(unknown("method", name, METHODS))
     if lookup is not None and (name != "prompt_lookup" or isinstance(method, Method)):
@@ -154,11 +148,13 @@ def resolve(method: Method | str | None, given: Mapping[str, Any], config: Gener
     if name == "draft_model" and not has_assistant:
         raise ValueError("method 'draft_model' needs assistant_model=: a smaller model with the same tokenizer.")
     if isinstance(method, Method):
+        if options:
+            raise ValueError(f"{', '.join(options)} given twice: put options into the Method or into the call, not both.")
         return method
-    options = {key: value for key, value in given.items() if key in _DRAFTING}
-    if lookup is not None:
-        if options.setdefault("num_assistant_tokens", lookup) != lookup:
-            raise ValueError("prompt_lookup_num_tokens and num_assistant_tokens differ; they are one option, give one.")
+    if name == "plain" and options:
+        raise ValueError(f"{', '.join(options)} given, but nothing drafts: give method=, assistant_model= or prompt_lookup_num_tokens=.")
+    if name == "prompt_lookup" and wanted is not None and options.setdefault("num_assistant_tokens", wanted) != wanted and lookup:
+        raise ValueError("prompt_lookup_num_tokens and num_assistant_tokens differ; they are one option, give one.")
     for option in options_of(name):
         value = getattr(config, option.name, None)
         if option.group == "drafting" and option.name not in options and value is not None:

@@ -80,7 +80,8 @@ class Decoder:
         if len(rows) > 1 and self.streamer is not None:
             raise ValueError(f"a streamer shows one row, but there are {len(rows)}; generate the prompts one by one to stream them.")
         past = model_kwargs.get("cache", model_kwargs.get("past_key_values"))
-        refusals.check_past(past, rows)
+        refusals.check_past(past, rows, pads)
+        refusals.check_positions(model_kwargs.get("position_ids"), rows, pads)
         inputs = {name: batch.shift(value, pads, input_ids.shape) for name, value in model_kwargs.items()
                   if name not in _FOR_ITS_LOOP and value is not None}  # fmt: skip
         size = {"capacity": max(map(len, prompts)) + min(room, 512) + 16, "prefill_chunk_size": generation_config.prefill_chunk_size}

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from specnb.decoding.store import layer_plan
 from specnb.options import Method
 
 if TYPE_CHECKING:
@@ -50,11 +52,23 @@ def check_model(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
             f"{type(model).__name__} is an encoder-decoder model; specnb decodes decoder-only models (its drafters continue "
             f"the prompt itself). {_PLAIN}"
         )
+    layer_plan(model.config)
     if inputs.get("inputs_embeds") is not None:
         raise ValueError("inputs_embeds cannot be used: drafters and logits processors need token ids. Give input_ids.")
 
 
-def check_past(past: Any, rows: Sequence[Row]) -> None:
+def check_positions(position_ids: Tensor | None, rows: Sequence[Row], pads: Sequence[int]) -> None:
+    """Raise ValueError for positions other than 0, 1, 2, ... of each row's tokens."""
+    if position_ids is None or position_ids.dim() != 2:
+        return
+    for r, (row, start) in enumerate(zip(rows, pads, strict=True)):
+        n = len(row.ids)
+        given = position_ids[min(r, len(position_ids) - 1), start : start + n].tolist()
+        if given != list(range(n - len(given), n)):
+            raise ValueError(f"position_ids of row {r} are not 0, 1, 2, ... over its tokens; leave them out: the engine counts itself.")
+
+
+def check_past(past: Any, rows: Sequence[Row], pads: Sequence[int]) -> None:
     """Raise ValueError for a filled prompt cache that cannot be continued."""
     if not isinstance(past, Cache) or not past.get_seq_length():
         return
@@ -64,6 +78,8 @@ def check_past(past: Any, rows: Sequence[Row]) -> None:
         raise ValueError(f"a filled {type(past).__name__} cannot be continued; give a DynamicCache, or no cache at all.")
     if len(rows) > 1:
         raise ValueError("a filled cache can be continued for one prompt at a time only.")
+    if pads[0]:
+        raise ValueError("a filled cache can be continued for a prompt without padding only.")
     if held >= len(rows[0].ids):
         raise ValueError(
             f"the cache holds {held} tokens but the prompt has {len(rows[0].ids)}: input_ids must be the whole text, what is "

@@ -96,7 +96,6 @@ class GenerationResult:
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
     seconds: float = 0.0
-    prefill_seconds: float = 0.0
     lossy: bool = False
     target_passes: int = 0
     sequences: Any = field(default=None, repr=False, compare=False)
@@ -169,6 +168,11 @@ class GenerationResult:
     def verify_seconds(self) -> float:
         """Seconds spent in target passes."""
         return sum(step.verify_seconds for step in self.steps)
+
+    @property
+    def prefill_seconds(self) -> float:
+        """Seconds of the first target pass of each row, which processes the prompt."""
+        return sum(row.steps[0].verify_seconds for row in self.rows if row.steps)
 
     @property
     def other_seconds(self) -> float:

@@ -65,7 +65,13 @@ class _Checked(HTMLParser):
 
 def test_origins_have_their_own_tags() -> None:
     parsed = _Checked(token_view(row(TEXTS)))
-    assert parsed.text == {"pre": "\nThe", "ins": " quick brown jumps", "mark": " fox", "b": ".", "del": " wrong<draft>"}
+    assert parsed.text == {
+        "pre": "\nThe",
+        "ins": " quick brown jumps",
+        "mark": " fox",
+        "b": ".",
+        "del": " wrong<draft>",
+    }
     assert {"details", "summary"} <= parsed.tags and "script" not in parsed.tags
 
 
@@ -78,7 +84,7 @@ def test_legend_names_what_occurs() -> None:
     for name in ("<ins>accepted</ins>", "<mark>corrected</mark>", "<b>bonus</b>", "plain", "<del>rejected</del>"):
         assert name in shown
     only_plain = Row((1,), (1, 2), (Step(1, (), 0, (1,)), Step(2, (), 0, (2,))), "length", ("a", "b"))
-    assert "plain" not in token_view(only_plain)
+    assert "<small>" not in token_view(only_plain)
     assert legend({"plain"}) == ""
 
 
@@ -89,7 +95,9 @@ def test_style_has_no_colour_alone() -> None:
     assert not re.search(r"[;{]color:(?!inherit)", STYLE)  # text keeps the theme's colour, dark or light
 
 
-@pytest.mark.parametrize("text", ["<script>alert(1)</script>", "a & b < c", '"quoted" \'x\'', "</pre>", "<!--", "&amp;"])
+@pytest.mark.parametrize(
+    "text", ["<script>alert(1)</script>", "a & b < c", "\"quoted\" 'x'", "</pre>", "<!--", "&amp;"]
+)
 def test_everything_is_escaped(text: str) -> None:
     parsed = _Checked(token_view(row([text, *TEXTS[1:]])))
     assert parsed.text["pre"] == "\n" + text and "script" not in parsed.tags
@@ -116,7 +124,9 @@ def test_without_text_the_ids_are_shown() -> None:
 
 
 def test_long_texts_are_small_and_quick() -> None:
-    steps = tuple(Step(4 * i, (1, 2, 9), 2, (1, 2, 3, 4)[: 3 + i % 2] if i % 2 == 0 else (1, 2, 3)) for i in range(3400))
+    steps = tuple(
+        Step(4 * i, (1, 2, 9), 2, (1, 2, 3, 4)[: 3 + i % 2] if i % 2 == 0 else (1, 2, 3)) for i in range(3400)
+    )
     count = sum(len(step.emitted) for step in steps)
     long = Row((1,), (1,) * count, steps, "length", (" <word>",) * count, ((" wrong",),) * len(steps))
     assert count > 10_000
@@ -161,7 +171,7 @@ def test_statistics_have_no_times() -> None:
     quick.seconds = 0.001
     for view in (result_view, stats_line, marked_text, stats_text, repr, str):
         assert view(slow) == view(quick)
-    assert "4.8 tokens/s (6 tokens in 1.25 s)" == speed_text(slow)
+    assert speed_text(slow) == "4.8 tokens/s (6 tokens in 1.25 s)"
 
 
 def test_tables() -> None:
@@ -189,8 +199,12 @@ def test_NBT_02_same_strings_in_two_processes() -> None:
     outputs = []
     for seed in ("1", "2"):
         run = subprocess.run(
-            [sys.executable, "-c", _PROGRAM.format(tests=tests)], capture_output=True, text=True, check=True,
-            env={**os.environ, "PYTHONHASHSEED": seed}, cwd=Path(tests).parent,
+            [sys.executable, "-c", _PROGRAM.format(tests=tests)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=Path(tests).parent,
         )
         outputs.append(run.stdout)
     assert outputs[0] == outputs[1]

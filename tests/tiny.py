@@ -173,7 +173,11 @@ def byte_tokenizer(size: int = 330) -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(_TEXT, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        clean_up_tokenization_spaces=False,
     )
 
 

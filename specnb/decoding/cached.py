@@ -13,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 from specnb.decoding.contracts import Row
 from specnb.decoding.store import RowStore
 
-_NO_ROWS = ("bloom", "mpt", "falcon")  # their ALiBi bias is made from a 2-D mask
+_NO_ROWS = ("bloom", "mpt", "falcon", "gpt_neo")  # make a bias or mask of their own from slots or a 2-D mask
 
 
 class CachedLM:
@@ -48,8 +48,12 @@ class CachedLM:
         self.passes = 0  # calls of logits()
         self.chunk = prefill_chunk_size
         self.first_inputs = dict(first_inputs or {})
+        types = self.first_inputs.get("token_type_ids") if self.config is model.config else None
+        self._token_type = None if types is None else types[:, -1:]
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"  # renamed in transformers 5.24
+        if self._cache_name not in parameters:
+            raise ValueError(f"{type(model).__name__} keeps no key/value cache, so a rejected draft cannot be taken back.")
         self._keeps = "logits_to_keep" in parameters
         self._positions = "position_ids" in parameters and not hasattr(model, "get_rope_index")
         self._attention = getattr(self.config, "_attn_implementation", "eager")
@@ -121,15 +125,13 @@ class CachedLM:
         self.store.span.set(list(starts))
         inputs: dict[str, Any] = {"input_ids": tokens, self._cache_name: self.store, "use_cache": True, **self.first_inputs}
         self.first_inputs = {}
+        if self._token_type is not None:  # new tokens are of the last one's type, as in generate()
+            inputs.setdefault("token_type_ids", self._token_type.expand(-1, width))
         if self._keeps:
             inputs["logits_to_keep"] = keep
         positions = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
-        if self._positions:
-            if self.limit is not None and max(starts) + width > self.limit and len(fed) > 1:
-                ends = torch.tensor([s + len(f) - 1 for s, f in zip(starts, fed, strict=True)], device=self.device)
-                inputs["position_ids"] = positions.minimum(ends[:, None])  # padding must not leave a table of positions
-            else:
-                inputs["position_ids"] = positions
+        if self._positions:  # padding, and rows past a draft model's end, must not leave a table of positions
+            inputs["position_ids"] = positions.clamp(max=self.limit - 1) if self.limit and self.hard_limit else positions
         if not self.store.span.uniform:
             inputs["attention_mask"] = self._mask(positions)
         with torch.no_grad():
@@ -159,7 +161,7 @@ class CachedLM:
         reason = None
         if self._attention not in ("sdpa", "eager"):
             reason = f"its attention implementation {self._attention!r} takes no 4-D mask; load it with attn_implementation='sdpa'"
-        elif kind in _NO_ROWS or chunked or len(windows) > 1 or hasattr(self.model, "get_rope_index"):
+        elif kind in _NO_ROWS or chunked or len(windows) > 1 or not self._positions or self._token_type is not None:
             reason = "its layers build their own masks or positions from a 2-D mask"
         if reason:
             raise ValueError(f"several rows at once cannot be decoded with {kind!r}: {reason}. Generate the prompts one by one.")

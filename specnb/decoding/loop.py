@@ -52,9 +52,9 @@ def decode(target: CachedLM, drafter: Drafter | None, rows: Sequence[Row], *, ru
             steps.append((row, position, draft, accepted, tuple(emitted), gaps))
         done = time.perf_counter()
         n = len(active)
-        for row, position, draft, accepted, emitted, gaps in steps:
-            step = Step(position, tuple(draft.tokens), accepted, emitted, (drafted - began) / n, (verified - drafted) / n,
-                        (done - verified) / n, row.index, gaps)  # fmt: skip
+        seconds = (drafted - began) / n, (verified - drafted) / n, (done - verified) / n
+        for row, position, draft, accepted, tokens, gaps in steps:
+            step = Step(position, tuple(draft.tokens), accepted, tokens, *seconds, row.index, gaps)
             row.steps.append(step)
             row.k = schedule(row.k, step)
             yield step

@@ -28,8 +28,13 @@ _STATEFUL = {
     for name in ("SynthIDTextWatermarkLogitsProcessor", "PrefixConstrainedLogitsProcessor",
                  "UnbatchedClassifierFreeGuidanceLogitsProcessor")
 }  # fmt: skip
+_OF_ALL_ROWS = {
+    getattr(logits_process, name, None)
+    for name in ("EncoderRepetitionPenaltyLogitsProcessor", "EncoderNoRepeatNGramLogitsProcessor")
+}
 # Count from the padded prompt's end; a row has no padding.
-_LENGTHS = ("prompt_length_to_skip", "regulation_start", "begin_index", "max_length", "min_length")
+_LENGTHS = ("prompt_length_to_skip", "regulation_start", "begin_index", "max_length", "min_length",
+            "prompt_ignore_length")  # fmt: skip
 
 
 class Processors:
@@ -57,15 +62,20 @@ class Processors:
     def for_row(self, padding: int, fork: bool) -> Processors:
         """These processors for one row of a left-padded batch: lengths count from its own start, states are its own.
 
-        Raises ValueError naming a processor that cannot be copied.
+        Raises ValueError naming a processor that cannot be copied, or that holds all rows' prompts.
         """
         row = []
         for processor in self.list:
             lengths = [name for name in _LENGTHS if isinstance(getattr(processor, name, None), int)]
-            if padding and lengths and _ours(processor):
+            if fork and type(processor) in _OF_ALL_ROWS:
+                raise ValueError(f"{type(processor).__name__} works on one prompt at a time; generate the prompts one by one.")
+            if isinstance(getattr(processor, "prompt_ignore_length", None), Tensor):  # the number of pads: a row has none
+                processor = copy.copy(processor)
+                processor.prompt_ignore_length = None
+            elif padding and lengths and _ours(processor):
                 processor = copy.copy(processor)
                 for name in lengths:
-                    setattr(processor, name, getattr(processor, name) - padding)
+                    setattr(processor, name, max(0, getattr(processor, name) - padding))
             elif fork and not _pure(processor):
                 try:
                     processor = copy.deepcopy(processor)
@@ -84,7 +94,7 @@ class Processors:
 
 
 def _ours(processor: object) -> bool:
-    return type(processor).__module__ == logits_process.__name__
+    return bool(type(processor).__module__ == logits_process.__name__)
 
 
 def _pure(processor: object) -> bool:
@@ -100,7 +110,6 @@ class Law:
 
     def __init__(self, row: Row, draft: Draft, logits: Tensor) -> None:
         self.row, self.draft, self.logits = row, draft, logits
-        self.vocab_size = logits.shape[-1]
         self._length = len(row.ids)
         self._block: Tensor | None = None
         self._choices: list[int] | None = None
@@ -139,5 +148,4 @@ class Law:
         """The law `[vocab]` that drafted token i was drawn from; None for a point mass."""
         if self.draft.probs is None:
             return None
-        q = self.draft.probs[i].to(self.logits.device)
-        return torch.nn.functional.pad(q, (0, self.vocab_size - len(q)))
+        return self.draft.probs[i]

@@ -39,6 +39,7 @@ class RowLayer(DynamicLayer):
 
     def __init__(self, span: _Span, window: int | None) -> None:
         super().__init__()
+        self.is_initialized: bool = False
         self.span, self.window = span, window
         self.is_sliding = window is not None
 
@@ -84,23 +85,32 @@ class RowLayer(DynamicLayer):
         return end - first, first
 
 
+def layer_plan(config: PreTrainedConfig) -> list[Any]:
+    """The cache layers that transformers would make for `config`.
+
+    Raises ValueError naming the layers when one of them keeps a state that cannot be rolled back.
+    """
+    text = config.get_text_config(decoder=True)
+    plan = DynamicCache(config=text).layers or [DynamicLayer() for _ in range(text.num_hidden_layers)]
+    kinds = {i: type(layer).__name__ for i, layer in enumerate(plan) if not _croppable(layer)}
+    if kinds:
+        raise ValueError(
+            f"{text.model_type!r} cannot be decoded speculatively: the cache of layer(s) {', '.join(map(str, kinds))} "
+            f"({', '.join(sorted(set(kinds.values())))}) is a running state that cannot be rolled back after a rejection. "
+            "Use a model whose layers are all attention layers."
+        )
+    return plan
+
+
 class RowStore(Cache):
     """A transformers cache in which every row has its own length, `lengths[r]`; rollback is setting a length.
 
-    The layers follow the plan transformers itself makes for `config` (full, sliding, shared). Raises ValueError naming
-    the layers when one of them keeps a state that cannot be rolled back.
+    The layers follow the plan transformers itself makes for `config` (full, sliding, shared); `layer_plan` says what it
+    raises.
     """
 
     def __init__(self, config: PreTrainedConfig, rows: int, capacity: int) -> None:
-        text = config.get_text_config(decoder=True)
-        plan = DynamicCache(config=text).layers or [DynamicLayer() for _ in range(text.num_hidden_layers)]
-        kinds = {i: type(layer).__name__ for i, layer in enumerate(plan) if not _croppable(layer)}
-        if kinds:
-            raise ValueError(
-                f"{text.model_type!r} cannot be decoded speculatively: the cache of layer(s) {', '.join(map(str, kinds))} "
-                f"({', '.join(sorted(set(kinds.values())))}) is a running state that cannot be rolled back after a rejection. "
-                "Use a model whose layers are all attention layers."
-            )
+        plan = layer_plan(config)
         self.span = _Span(rows, capacity)
         windows = [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in plan]
         super().__init__(layers=[

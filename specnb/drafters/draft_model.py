@@ -26,7 +26,8 @@ class DraftModel:
 
     def __init__(self, lm: CachedLM, vocab_size: int, *, sample: bool, threshold: float, device: torch.device) -> None:
         self.lm, self.sample, self.threshold, self.device = lm, sample, threshold, device
-        self.vocab_size = min(vocab_size, lm.vocab_size)
+        self.missing = max(0, vocab_size - lm.vocab_size)  # ids the draft lacks (embeddings are padded to various sizes)
+        self.vocab_size = vocab_size
 
     def propose(self, rows: Sequence[Row], k: Sequence[int]) -> list[Draft]:
         limit = self.lm.limit
@@ -40,6 +41,8 @@ class DraftModel:
                 if not growing[r]:
                     continue
                 logits = out[r][:, : self.vocab_size].to(self.device)
+                if self.missing:  # before the processors: some know the target's size
+                    logits = torch.nn.functional.pad(logits, (0, self.missing), value=-torch.inf)
                 processors = row.processors.for_draft
                 scores = processors(None if processors.pointwise else row.prefix(tokens[r]), logits)[0]
                 if self.sample:

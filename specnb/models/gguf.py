@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specnb.models import cache
-from specnb.models.errors import LoadError, failed
+from specnb.models.errors import LoadError, load_errors
 from specnb.models.registry import Registered
 
 CARD = "specnb-card.md"
@@ -51,14 +51,12 @@ def _need_reader(name: str) -> None:
 def convert(gguf: Path, folder: Path, card: str) -> None:
     """Write `gguf` to `folder` as safetensors, config, generation config, tokenizer with chat template, and a card."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     place = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(**place)
+    with load_errors(str(gguf)):
         model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32, device_map="cpu", **_dequantised())
-    except (OSError, ValueError, KeyError, NotImplementedError, RuntimeError) as error:
-        raise failed(str(gguf), error) from error
+        tokenizer = _tokenizer(gguf, model.config)
     # save_pretrained() refuses a model that was loaded from GGUF: write one that was not, holding the same tensors
     config = copy.deepcopy(model.config)
     for leftover in ("quantization_config", "_model_name_or_path"):
@@ -71,7 +69,6 @@ def convert(gguf: Path, folder: Path, card: str) -> None:
 
     weights = sum(parameter.numel() * parameter.element_size() for parameter in plain.parameters())
     cache.need_disk(folder, weights + 20_000_000, f"converting {gguf.name}")
-    _mend(tokenizer, gguf, config)
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     sizes = f"Size: {gguf.stat().st_size / 1e6:,.0f} MB as GGUF, {weights / 1e6:,.0f} MB converted."
@@ -87,17 +84,37 @@ def _dequantised() -> dict[str, Any]:
     return {"quantization_config": GgufConfig(dequantize=True)}
 
 
-def _mend(tokenizer: Any, gguf: Path, config: Any) -> None:
-    """Restore what transformers leaves out of the tokenizer: SmolLM's way with digits, and the context length."""
-    from gguf import GGUFReader
-    from tokenizers import pre_tokenizers
+def _tokenizer(gguf: Path, config: Any) -> Any:
+    """The file's tokenizer, mended where a supported version of transformers reads it wrongly or leaves things out.
 
-    kind = GGUFReader(str(gguf)).get_field("tokenizer.ggml.pre")
-    if kind is not None and kind.contents() == "smollm":
+    That is: the special tokens (5.15 takes eos for bos and no pad), the decoder of byte-level vocabularies, SmolLM's way
+    with digits, tidying of blanks (off: it changes texts), and the context length.
+    """
+    from gguf import GGUFReader
+    from tokenizers import decoders, pre_tokenizers
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    loaded = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    reader = GGUFReader(str(gguf))
+
+    def field(key: str) -> Any:
+        found = reader.get_field(f"tokenizer.{key}")
+        return None if found is None else found.contents()
+
+    backend = loaded.backend_tokenizer
+    if field("ggml.model") == "gpt2":
+        backend.decoder = decoders.ByteLevel()
+    if field("ggml.pre") == "smollm":
         digits = pre_tokenizers.Digits(individual_digits=True)
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
+        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    options: dict[str, Any] = {"clean_up_tokenization_spaces": False}
+    for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        number = field(f"ggml.{key}_token_id")
+        if number is not None:
+            options[f"{role}_token"] = backend.id_to_token(int(number))
     limit = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     if limit:
-        tokenizer.model_max_length = limit
+        options["model_max_length"] = limit
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **options)
+    tokenizer.chat_template = loaded.chat_template or field("chat_template")
+    return tokenizer

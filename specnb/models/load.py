@@ -6,14 +6,12 @@ import os
 import socket
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specnb.models import gguf
-from specnb.models.errors import LoadError, failed, hub_errors, unknown_name
+from specnb.models.errors import LoadError, load_errors, unknown_name
 from specnb.models.pair import Pair, check_pair, text_tokenizer
 from specnb.models.registry import REGISTERED
 from specnb.models.truncate import truncate
@@ -116,7 +114,7 @@ def _local(name: str) -> _Origin:
         path /= quantised[0]
     elif path.suffix.lower() != ".gguf":
         raise LoadError(f"{name!r} is neither a folder nor a .gguf file.")
-    folder = gguf.file_folder(path.resolve())
+    folder = gguf.file_folder(path.absolute())
     return _Origin(name, str(folder), _card(folder), True)
 
 
@@ -127,13 +125,13 @@ def _card(folder: Path) -> str:
 
 def _load(origin: _Origin, dtype: Any, device_map: Any, tokenizer_optional: bool = False) -> tuple[Any, Any]:
     """The model, and its tokenizer or processor."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
     # without a network the hub's client would try again for half a minute before looking into its cache
     options: dict[str, Any] = {"local_files_only": True} if origin.local or not _hub_in_sight() else {}
-    with _local_errors(origin.name) if origin.local else hub_errors(origin.name):
+    with load_errors(origin.name, from_hub=not origin.local):
         config = AutoConfig.from_pretrained(origin.place, **options)
-        if type(config) not in AutoModelForCausalLM._model_mapping:
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise LoadError(
                 f"{origin.name!r} is a {config.model_type} model, which transformers cannot run as a causal language model."
             )
@@ -159,16 +157,6 @@ def _tokenizer(place: str, config: Any, options: dict[str, Any]) -> Any:
         except (ImportError, OSError, ValueError, AttributeError):
             pass  # text only: no image library here, or no processor in the checkpoint
     return AutoTokenizer.from_pretrained(place, **options)
-
-
-@contextmanager
-def _local_errors(name: str) -> Iterator[None]:
-    try:
-        yield
-    except LoadError:
-        raise
-    except (OSError, ValueError) as error:
-        raise failed(name, error) from error
 
 
 def _hub_in_sight() -> bool:

@@ -132,7 +132,7 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
 def _special_differences(one: Any, two: Any) -> Iterator[str]:
     """Added and special tokens that both know under different ids, or a bos or eos that one does not know."""
     known, theirs = one.get_added_vocab(), two.get_added_vocab()
-    for token in known.keys() & theirs.keys():
+    for token in sorted(known.keys() & theirs.keys()):
         if known[token] != theirs[token]:
             yield f"the special token {token!r} has id {known[token]} with the target's and {theirs[token]} with the draft's"
     for role in _SPECIAL:

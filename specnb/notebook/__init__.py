@@ -38,4 +38,7 @@ def unload_ipython_extension(ip: Any) -> None:
     for key in _KEYS:
         chain = dispatcher.strs.get(key) if dispatcher else None
         if chain is not None:
-            chain.chain = [entry for entry in chain.chain if entry[1] != magics.complete_line]
+            # set_hook has bound each function to the shell
+            chain.chain = [
+                entry for entry in chain.chain if getattr(entry[1], "__func__", None) != magics.complete_line
+            ]

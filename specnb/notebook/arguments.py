@@ -12,9 +12,13 @@ from IPython.core.error import UsageError
 
 from specnb.options import METHODS, OPTIONS, Option, default, unknown
 
-_WORD = re.compile(r"""'(?P<single>[^']*)'|"(?P<double>(?:\\["\\]|[^"])*?)"|(?P<bare>[^\s'"]+)|(?P<blank>\s+)|(?P<open>['"])""")
+_WORD = re.compile(
+    r"""'(?P<single>[^']*)'|"(?P<double>(?:\\["\\]|\\(?!["\\])|[^"\\])*)"|(?P<bare>[^\s'"]+)|(?P<blank>\s+)|(?P<open>['"])"""
+)
 _ESCAPE = re.compile(r"\\([ntr\\])")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
+_DASHES = re.compile(r"(--[\w-]+=)--$")  # argparse of Python 3.11 loses the value in --option=--
+_GUARD = "\0"
 _SPECGEN = """Generate from the text below this line, which goes to the model byte for byte.
 
 %%specgen must be the first line of the cell. Nothing in the cell's body is read as an option or a comment, and there are
@@ -42,7 +46,9 @@ def split_line(line: str) -> list[str]:
     while position < len(line):
         match = _WORD.match(line, position)
         if match is None or match["open"] is not None:
-            raise UsageError(f"the quote {line[position]} at column {position + 1} has no partner: {line[position:].strip()}")
+            raise UsageError(
+                f"the quote {line[position]} at column {position + 1} has no partner: {line[position:].strip()}"
+            )
         if match["blank"] is not None:
             if word is not None:
                 words.append(word)
@@ -70,7 +76,11 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, magic: str, description: str) -> None:
         super().__init__(
-            prog=magic, description=description, allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS,
+            prog=magic,
+            description=description,
+            allow_abbrev=False,
+            add_help=False,
+            argument_default=argparse.SUPPRESS,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.add_argument("-h", "--help", action="store_true", help="show this help")
@@ -91,20 +101,26 @@ class Parser(argparse.ArgumentParser):
         words = split_line(line)
         if {"-h", "--help"} & set(words):
             return {"help": True}
-        known, extra = self.parse_known_args(words)
+        known, extra = self.parse_known_args([_DASHES.sub(rf"\1{_GUARD}--", word) for word in words])
         for word in extra:
             if word.startswith("-") and word != "-":
-                raise UsageError(unknown("option", word.partition("=")[0], (f for f in self.flags if f.startswith("--"))))
+                raise UsageError(
+                    unknown("option", word.partition("=")[0], (f for f in self.flags if f.startswith("--")))
+                )
         if extra:
             where = ": the prompt goes into the lines below" if self.prog == "%%specgen" else ""
             comment = " Comments have no place on this line." if extra[0].startswith("#") or "#" in extra else ""
-            raise UsageError(f"{self.prog}: unexpected {extra[0]!r}{where}.{comment} (%{self.prog.strip('%')} -h lists the options)")
-        return vars(known)
+            raise UsageError(
+                f"{self.prog}: unexpected {extra[0]!r}{where}.{comment} (%{self.prog.strip('%')} -h lists the options)"
+            )
+        return {name: _unguarded(value) for name, value in vars(known).items()}
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError instead of leaving the process."""
         message = message.removeprefix("argument ")
-        hint = " (a value that begins with a dash is written --option=VALUE)" if "expected one argument" in message else ""
+        hint = (
+            " (a value that begins with a dash is written --option=VALUE)" if "expected one argument" in message else ""
+        )
         raise UsageError(f"{self.prog}: {message}{hint}")
 
 
@@ -112,15 +128,27 @@ def specgen_parser() -> Parser:
     """The arguments of %%specgen: its own, and one for every option of `specnb.options`."""
     parser = Parser("%%specgen", _SPECGEN)
     own = parser.add_argument_group("the cell")
-    own.add_argument("--method", type=_method, metavar="NAME",
-                     help=f"{', '.join(METHODS)}; default: draft_model with an assistant, else prompt_lookup")
+    own.add_argument(
+        "--method",
+        type=_method,
+        metavar="NAME",
+        help=f"{', '.join(METHODS)}; default: draft_model with an assistant, else prompt_lookup",
+    )
     own.add_argument("--model", metavar="NAME", help="a loaded model other than the current one")
-    own.add_argument("-o", "--output", type=_identifier, metavar="NAME", help="assign the GenerationResult to this variable")
+    own.add_argument(
+        "-o", "--output", type=_identifier, metavar="NAME", help="assign the GenerationResult to this variable"
+    )
     own.add_argument("-q", "--quiet", action="store_true", help="show nothing")
-    own.add_argument("--expand", action="store_true",
-                     help="replace {name} in the body by the variable; {{name}} gives {name}; other braces stay")
-    own.add_argument("--chat", action=argparse.BooleanOptionalAction,
-                     help="send the body as a chat message (default: if the model has a chat template)")
+    own.add_argument(
+        "--expand",
+        action="store_true",
+        help="replace {name} in the body by the variable; {{name}} gives {name}; other braces stay",
+    )
+    own.add_argument(
+        "--chat",
+        action=argparse.BooleanOptionalAction,
+        help="send the body as a chat message (default: if the model has a chat template)",
+    )
     own.add_argument("--system", type=unescape, metavar="TEXT", help="the chat's system message")
     groups: dict[str, Any] = {}
     for option in OPTIONS:
@@ -129,7 +157,9 @@ def specgen_parser() -> Parser:
             group.add_argument(flag(option.name), action=argparse.BooleanOptionalAction, help=_help(option))
         else:
             action = "append" if option.many else "store"
-            group.add_argument(flag(option.name), action=action, type=_value(option), metavar=_metavar(option), help=_help(option))
+            group.add_argument(
+                flag(option.name), action=action, type=_value(option), metavar=_metavar(option), help=_help(option)
+            )
     return parser
 
 
@@ -137,10 +167,10 @@ def specload_parser() -> Parser:
     """The arguments of %specload: those of `specnb.load`."""
     parser = Parser("%specload", _SPECLOAD)
     parser.add_argument("name", nargs="?", metavar="NAME")
-    parser.add_argument("--assistant", metavar="NAME", help="the draft model")
+    parser.add_argument("--assistant", metavar="NAME", help="the draft model; a number N: the model's own first N layers")
     parser.add_argument("--dtype", metavar="TYPE", help="auto, float32, bfloat16 or float16")
-    parser.add_argument("--device-map", metavar="MAP", help="auto, cpu, cuda, ...: where accelerate puts the weights")
-    parser.add_argument("--source", metavar="SOURCE", help="where the name is looked up")
+    parser.add_argument("--device-map", metavar="MAP", help="cpu, cuda, auto (accelerate decides), ...; default cpu")
+    parser.add_argument("--source", metavar="SOURCE", help="hub, package or local: where the name is looked up")
     parser.add_argument("--drop", metavar="NAME", help="let a loaded model go")
     return parser
 
@@ -159,6 +189,12 @@ def complete(parser: Parser, text_until_cursor: str, symbol: str, models: Iterab
     if symbol and not symbol.startswith("-"):
         return []
     return [word for word in parser.flags if word.startswith(symbol or "--")]
+
+
+def _unguarded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_unguarded(one) for one in value]
+    return value.removeprefix(_GUARD) if isinstance(value, str) else value
 
 
 def _value(option: Option) -> Callable[[str], Any]:

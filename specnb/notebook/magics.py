@@ -33,11 +33,18 @@ class Interrupted(KeyboardInterrupt):
 class SpecMagics(Magics):
     """The magics and their defaults: `%config SpecMagics` lists those, `%config SpecMagics.max_new_tokens = 64` sets one."""
 
-    method: Any = Enum(list(METHODS), default_value=None, allow_none=True,
-                       help="Method of %%specgen; None: draft_model with an assistant, else prompt_lookup.").tag(config=True)
-    max_new_tokens: Any = Int(256, allow_none=True, min=1,
-                              help="Length when none is given; None: the model's own setting.").tag(config=True)
-    live: Any = Bool(help="Show the text while it is generated. Off when the environment has SPECNB_LIVE=0.").tag(config=True)
+    method: Any = Enum(
+        list(METHODS),
+        default_value=None,
+        allow_none=True,
+        help="Method of %%specgen; None: draft_model with an assistant, else prompt_lookup.",
+    ).tag(config=True)
+    max_new_tokens: Any = Int(
+        256, allow_none=True, min=1, help="Length when none is given; None: the model's own setting."
+    ).tag(config=True)
+    live: Any = Bool(help="Show the text while it is generated. Off when the environment has SPECNB_LIVE=0.").tag(
+        config=True
+    )
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell=shell)
@@ -71,6 +78,8 @@ class SpecMagics(Magics):
             with _usage_errors():
                 self.session.pair(dropped)
             self.session.drop(dropped)
+        if options.get("assistant", "").isdecimal():
+            options["assistant"] = int(options["assistant"])
         name = options.pop("name", None)
         if name is None and options:
             raise UsageError("%specload: give the model's NAME before its options.")
@@ -94,7 +103,9 @@ class SpecMagics(Magics):
             return
         body = exact_body(line, cell or "", raw)
         if not body.strip():
-            raise UsageError("%%specgen: the cell has no prompt: write it below the %%specgen line (%specgen -h lists the options).")
+            raise UsageError(
+                "%%specgen: the cell has no prompt: write it below the %%specgen line (%specgen -h lists the options)."
+            )
         if options.pop("expand", False):
             body = expand(body, self.shell.user_ns)
         own = {key: options.pop(key, None) for key in ("method", "model", "output", "quiet", "chat", "system")}
@@ -159,7 +170,9 @@ def expand(body: str, names: dict[str, Any]) -> str:
     """Replace `{name}` by `str(names[name])` and `{{name}}` by `{name}`; all other braces stay. UsageError for unknown names."""
     missing = sorted({match[2] for match in _NAME.finditer(body) if match[2] and match[2] not in names})
     if missing:
-        raise UsageError(f"--expand: not defined: {', '.join(missing)}. Write {{{{{missing[0]}}}}} for {{{missing[0]}}} itself.")
+        raise UsageError(
+            f"--expand: not defined: {', '.join(missing)}. Write {{{{{missing[0]}}}}} for {{{missing[0]}}} itself."
+        )
     return _NAME.sub(lambda match: f"{{{match[1]}}}" if match[1] else str(names[match[2]]), body)
 
 

@@ -22,11 +22,11 @@ class Session:
     @classmethod
     def of(cls, shell: Any) -> Session:
         """The shell's session, made when there is none."""
-        session = getattr(shell, _ATTRIBUTE, None)
+        session: Session | None = getattr(shell, _ATTRIBUTE, None)
         if session is None:
             session = cls()
             setattr(shell, _ATTRIBUTE, session)
-        return session  # type: ignore[no-any-return]
+        return session
 
     def load(self, name: str, **options: Any) -> Any:
         """Load a pair with `specnb.load`, unless the same is loaded, and make it current."""
@@ -52,5 +52,7 @@ class Session:
             raise ValueError(unknown("loaded model", name, self.pairs))
         key = self.current if name is None else name
         if key is None or key not in self.pairs:
-            raise ValueError(f"no model is loaded: run %specload {name or 'NAME'} first, for example %specload smollm2-135m-q4.")
+            raise ValueError(
+                f"no model is loaded: run %specload {name or 'NAME'} first, for example %specload smollm2-135m-q4."
+            )
         return self.pairs[key]

@@ -12,7 +12,7 @@ _STYLES = {"accepted": "\x1b[4;32m", "corrected": "\x1b[1;33m", "bonus": "\x1b[1
 _RESET = "\x1b[0m"
 # Control characters are shown by their pictures, so that generated text cannot steer a terminal or break HTML.
 _VISIBLE: dict[int, str | int] = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
-_VISIBLE |= {0x7F: 0x2421} | {code: "\ufffd" for code in range(0x80, 0xA0)}
+_VISIBLE |= {0x7F: 0x2421} | dict.fromkeys(range(128, 160), "�")
 
 
 def visible(text: str) -> str:

@@ -1,0 +1,136 @@
+"""`python -m specnb demo`: one prompt decoded plainly, with prompt lookup and with a draft model, compared."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specnb.text import prompt_inputs
+from specnb.trace import GenerationResult
+from specnb.views.text import marked_text, speed_text, table
+
+MODEL = "smollm2-135m-q4"
+PROMPT = """Copy this text:
+
+The old fisherman rowed out to the lighthouse every morning before sunrise. The keeper of the lighthouse gave the old \
+fisherman a cup of hot tea, and the old fisherman gave the keeper of the lighthouse a basket of fresh fish. One winter \
+the lighthouse stayed dark, and the old fisherman rowed out in the storm to light the lamp himself."""
+_WARM_UP = 8  # tokens generated first, so that no method pays for what happens only once
+
+
+@dataclass
+class Run:
+    """A method's result, and the note that goes with it."""
+
+    title: str
+    result: GenerationResult
+    note: str = ""
+
+
+def runs(pair: Any, prompt: str, max_new_tokens: int) -> Iterator[Run]:
+    """Greedy runs of the same prompt: plain, prompt lookup, draft model."""
+    import specnb
+
+    inputs = prompt_inputs(pair.tokenizer, prompt, device=pair.target.device)
+
+    def run(method: str, tokens: int = max_new_tokens, **options: Any) -> GenerationResult:
+        return specnb.generate(pair, **inputs, method=method, max_new_tokens=tokens, do_sample=False, **options)
+
+    run("plain", min(_WARM_UP, max_new_tokens))
+    yield Run("plain", run("plain"))
+    yield Run("prompt_lookup", run("prompt_lookup"))
+    draft, note = draft_of(pair)
+    if draft is not None:
+        yield Run("draft_model", run("draft_model", assistant_model=draft), note)
+
+
+def draft_of(pair: Any) -> tuple[Any, str]:
+    """The pair's draft model, or the first third of the target's own layers; with a note that says which."""
+    import specnb
+
+    if pair.assistant is not None:
+        return pair.assistant, "draft: the assistant of the pair"
+    layers = int(pair.target.config.get_text_config().num_hidden_layers)
+    if layers < 2:
+        return None, ""
+    third = max(1, round(layers / 3))
+    note = f"draft: the target's own first {third} of {layers} layers, not trained to draft, so expect no speed-up"
+    return specnb.truncate(pair.target, third), note
+
+
+def comparison(done: Sequence[Run]) -> str:
+    """The table: speed, speed-up over plain decoding, passes, acceptance, and whether the text is the same."""
+    plain = done[0].result
+    headers = (
+        "method",
+        "tokens/s",
+        "speed-up",
+        "target passes",
+        "acceptance rate",
+        "mean acceptance length",
+        "same text as plain",
+    )
+    lines = []
+    for run in done:
+        result = run.result
+        drafted = bool(result.num_draft_tokens)
+        speed = result.tokens_per_second
+        lines.append((
+            run.title, f"{speed:.1f}", f"{speed / plain.tokens_per_second:.2f}x" if plain.tokens_per_second else None,
+            result.target_passes or len(result.steps), f"{result.draft_acceptance_rate:.1%}" if drafted else None,
+            result.mean_acceptance_length if drafted else None, result.ids == plain.ids,
+        ))  # fmt: skip
+    return table(lines, headers)
+
+
+def demo(model: str, prompt: str, max_new_tokens: int) -> None:
+    """Load the model, run the methods, print texts, statistics and the table."""
+    import specnb
+
+    ansi = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    print(f"loading {model} ...", flush=True)
+    pair = specnb.load(model)
+    print(f"{pair.describe()}\n\nprompt: {prompt}\n", flush=True)
+    done = []
+    for run in runs(pair, prompt, max_new_tokens):
+        done.append(run)
+        print(f"--- {run.title}" + (f" ({run.note})" if run.note else ""))
+        print(f"{marked_text(run.result, ansi)}\n{speed_text(run.result)}\n", flush=True)
+    print(comparison(done))
+    print("One run each: times vary from run to run.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code: 0, 1 for what cannot be done, 130 when interrupted (argparse exits with 2)."""
+    parser = argparse.ArgumentParser(prog="python -m specnb", description="Speculative decoding for notebooks.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    command = commands.add_parser("demo", help="compare plain decoding, prompt lookup and a draft model on one prompt",
+                                  allow_abbrev=False)  # fmt: skip
+    command.add_argument(
+        "--model", default=MODEL, metavar="NAME", help=f"hub id, folder, .gguf file or known name ({MODEL})"
+    )
+    command.add_argument("--prompt", default=PROMPT, metavar="TEXT", help="default: a short text to copy")
+    command.add_argument("--max-new-tokens", type=_positive, default=100, metavar="N", help="default: 100")
+    given = parser.parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # marks must not fail where the console has another encoding
+            stream.reconfigure(errors="replace")
+    try:
+        demo(given.model, given.prompt, given.max_new_tokens)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, ImportError) as error:
+        print(f"specnb: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number >= 1")
+    return int(text)

@@ -1,0 +1,482 @@
+"""The magics in a real shell, the engine replaced by one that records what it gets (a real one at the end)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tiny
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+import specnb
+from specnb.notebook import load_ipython_extension, unload_ipython_extension
+from specnb.notebook.arguments import flag, specgen_parser, split_line, unescape
+from specnb.notebook.magics import SpecMagics
+from specnb.notebook.stream import NotebookView
+from specnb.options import OPTIONS
+from specnb.text import step_pieces
+from specnb.trace import GenerationResult, Row, Step
+
+
+class Engine:
+    """Stands for `specnb.generate`: keeps the arguments, emits a fixed text, can be interrupted after some steps."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.error: BaseException | None = None
+        self.steps_before_error = 0
+        self.pause = 0.0
+
+    def __call__(self, pair: Any, inputs: Any = None, *, on_step: Any = None, **options: Any) -> GenerationResult:
+        self.calls.append({"pair": pair, "inputs": inputs, **options})
+        ids = pair.tokenizer("lake 😀 <b>fox</b>").input_ids
+        steps = []
+        for i in range(0, len(ids) - 2, 3):
+            if self.error is not None and len(steps) == self.steps_before_error:
+                if steps:
+                    self.error.partial_result = self.result(pair, steps, "interrupted")  # type: ignore[attr-defined]
+                raise self.error
+            steps.append(Step(5 + i, tuple(ids[i : i + 2]), 2, tuple(ids[i : i + 3])))
+            time.sleep(self.pause)
+            if on_step is not None:
+                on_step(steps[-1])
+        return self.result(pair, steps, "length")
+
+    @staticmethod
+    def result(pair: Any, steps: list[Step], reason: str) -> GenerationResult:
+        texts, rejected = step_pieces(pair.tokenizer, steps)
+        row = Row((1, 2), tuple(i for s in steps for i in s.emitted), tuple(steps), reason, texts, rejected)
+        return GenerationResult("prompt_lookup", [row], seconds=2.0, target_passes=len(steps))
+
+    @property
+    def last(self) -> dict[str, Any]:
+        return self.calls[-1]
+
+    @property
+    def prompt(self) -> Any:
+        return self.last["inputs"]
+
+
+def fake_pair(name: str = "tiny", assistant: Any = None, **_: Any) -> Any:
+    pair = SimpleNamespace(
+        target=SimpleNamespace(device="cpu"), tokenizer=tiny.byte_tokenizer(), assistant=assistant, name=name
+    )
+    pair.describe = lambda: f"{name}: a tiny model"
+    return pair
+
+
+@pytest.fixture
+def ip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    config = Config()
+    config.HistoryManager.enabled = False
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance(config=config)
+    shell.run_line_magic("load_ext", "specnb")
+    yield shell
+    unload_ipython_extension(shell)
+    shell.run_line_magic("unload_ext", "specnb")
+    InteractiveShell.clear_instance()
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    engine = Engine()
+    monkeypatch.setattr(specnb, "generate", engine)
+    monkeypatch.setattr(specnb, "load", lambda name, **options: fake_pair(name, **options))
+    return engine
+
+
+@pytest.fixture
+def cell(ip: Any, engine: Engine) -> Any:
+    """Runs a cell and returns the one line of its error, or an empty string."""
+    ip.run_line_magic("specload", "tiny")
+
+    def run(source: str, history: bool = True) -> str:
+        outcome = ip.run_cell(source, store_history=history)
+        error = outcome.error_in_exec or outcome.error_before_exec
+        if error is None:
+            return ""
+        assert "\n" not in str(error)
+        return f"{type(error).__name__}: {error}"
+
+    return run
+
+
+# ---- MAG-01: the body
+BODIES = [
+    "{v: k for k, v in d.items()}", '{"a": {"b": [1]}}', "{{x}} {0} {", "$HOME %s \\\\n", "naïve 漢字 😀", "a;", "  leading",
+    "'quotes' \"double\"", "'''triple''' \"\"\"", "trailing  \n\n", ">>> x = 1\n... y", "In [1]: x", "a\\\nb", "\ttab", "a\n\n b\n",
+    "!ls", "?x", "x?", "%time x", "\n\nblank lines first", "line\u2028separator",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_MAG_01_body_byte_for_byte(cell: Any, engine: Engine, body: str) -> None:
+    assert cell(f"%%specgen\n{body}") == ""
+    assert engine.prompt == body
+
+
+@pytest.mark.parametrize(
+    "body", [body for body in BODIES if not body.startswith((">>>", "In [1]")) and body[-1] != "\n"]
+)
+def test_MAG_01_body_without_the_raw_cell(ip: Any, cell: Any, engine: Engine, body: str) -> None:
+    ip.run_cell_magic("specgen", "", body + "\n")
+    assert engine.prompt == body
+
+
+def test_MAG_01_ids_reach_the_model(ip: Any, cell: Any, engine: Engine) -> None:
+    tokenizer = ip._specnb_session.pair().tokenizer
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    body = '{"a": "naïve 😀 {{x}}"};'
+    assert cell(f"%%specgen --system 'be\\nbrief'\n{body}") == ""
+    assert tokenizer.decode(engine.last["input_ids"][0]) == f"<system>be\nbrief<user>{body}"
+    assert cell(f"%%specgen --no-chat\n{body}") == "" and engine.prompt == body
+
+
+def test_MAG_01_expansion_on_request(ip: Any, cell: Any, engine: Engine) -> None:
+    ip.user_ns.update(name="World", n=3)
+    assert cell('%%specgen --expand\n{name} {n} {{name}} {"a": 1} {0} {} {') == ""
+    assert engine.prompt == 'World 3 {name} {"a": 1} {0} {} {'
+    assert "not defined: missing" in cell("%%specgen --expand\n{name} {missing}")
+    assert len(engine.calls) == 1
+
+
+# ---- MAG-02: the line
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ('--stop-strings "a b"', "a b"), ("--stop-strings='a b'", "a b"), ('--stop-strings "it\'s"', "it's"),
+        ("--stop-strings '\\n'", "\n"), ("--stop-strings \\n", "\n"), ('--stop-strings "\\n\\t"', "\n\t"),
+        ("--stop-strings ''", ""), ("--stop-strings '{\"a\": [1, 2]}'", '{"a": [1, 2]}'),
+        ('--stop-strings "{\\"a\\": 1}"', '{"a": 1}'), ("--stop-strings 漢字", "漢字"), ("--stop-strings=--", "--"),
+        ("--stop-strings 'C:\\\\temp'", "C:\\temp"), ("--stop-strings C:\\Users", "C:\\Users"),
+        ("--stop-strings {name}", "{name}"), ("--stop-strings $HOME", "$HOME"), ("--stop-strings '#'", "#"),
+        ("--stop-strings a'b c'd", "ab cd"),
+    ],
+)  # fmt: skip
+def test_MAG_02_values(ip: Any, cell: Any, engine: Engine, given: str, value: str) -> None:
+    ip.user_ns["name"] = "expanded"
+    assert cell(f"%%specgen {given}\nx") == ""
+    assert engine.last["stop_strings"] == [value]
+
+
+def test_MAG_02_repeated_values(cell: Any, engine: Engine) -> None:
+    assert cell("%%specgen --stop-strings a --stop-strings 'b c'\nx") == ""
+    assert engine.last["stop_strings"] == ["a", "b c"]
+
+
+@pytest.mark.parametrize("line", ["--stop-strings 'a", '--stop-strings "a b', "--stop-strings it's"])
+def test_MAG_02_unbalanced_quote(cell: Any, engine: Engine, line: str) -> None:
+    error = cell(f"%%specgen {line}\nx")
+    column = max(line.rfind("'"), line.rfind('"')) + 1
+    assert "has no partner" in error and f"column {column}" in error and not engine.calls
+
+
+def test_MAG_02_windows_paths(ip: Any, engine: Engine) -> None:
+    path = r"C:\new models\target"
+    ip.run_line_magic("specload", rf"'{path}' --assistant C:\tiny\n")
+    assert ip._specnb_session.current == path
+    assert ip._specnb_session.pair().assistant == r"C:\tiny\n"
+    assert split_line(r"\\server\share C:\x") == [r"\\server\share", r"C:\x"]
+
+
+def test_unescape() -> None:
+    assert unescape(r"\n\t\r\\n\x") == "\n\t\r\\n\\x"
+
+
+# ---- MAG-03: body and line kept apart, errors
+@pytest.mark.parametrize(
+    "body", ["--draft x", "-- comment", "# comment", "%%other", "--max-new-tokens 5", "-q", "%%specgen\nx"]
+)
+def test_MAG_03_nothing_in_the_body_is_an_option(cell: Any, engine: Engine, body: str) -> None:
+    assert cell(f"%%specgen --seed 1\n{body}") == ""
+    assert engine.prompt == body and engine.last["max_new_tokens"] == 256
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--max 7", ["unknown option '--max'", "--max-new-tokens", "--seed"]),
+        ("--nope 1", ["unknown option '--nope'", "--num-assistant-tokens"]),
+        ("--max-new-token=7", ["Did you mean '--max-new-tokens'"]),
+        ("--max-new-tokens abc", ["--max-new-tokens", "'abc'", "an int >= 1"]),
+        ("--max-new-tokens 0", ["--max-new-tokens", "'0'", "an int >= 1"]),
+        ("--temperature -1", ["--temperature", "> 0"]),
+        ("--verification best", ["--verification", "token, block"]),
+        ("--method promt_lookup", ["--method", "Did you mean 'prompt_lookup'"]),
+        ("--max-new-tokens", ["--max-new-tokens", "expected one argument"]),
+        ("target # note", ["unexpected 'target'", "lines below"]),
+        ("# note", ["unexpected '#'", "Comments"]),
+        ("-o 1x", ["-o", "'1x' is not a name"]),
+        ("-o class", ["'class' is not a name"]),
+        ("--method draft_model", ["needs a draft model", "--assistant"]),
+        ("--system s", ["chat template"]),
+        ("--model other", ["unknown loaded model 'other'"]),
+    ],
+)
+def test_MAG_03_errors_are_one_line(cell: Any, engine: Engine, line: str, words: list[str]) -> None:
+    error = cell(f"%%specgen {line}\nx")
+    assert error.startswith("UsageError: ") and all(word in error for word in words), error
+    assert not engine.calls
+
+
+@pytest.mark.parametrize("source", ["%%specgen\n", "%%specgen\n  \n\n", "%specgen", "%specgen --seed 1"])
+def test_MAG_03_empty_body_gives_usage(cell: Any, engine: Engine, source: str) -> None:
+    error = cell(source)
+    assert error.startswith("UsageError") and "specgen" in error and not engine.calls
+
+
+def test_MAG_03_magic_must_come_first(cell: Any, engine: Engine) -> None:
+    assert cell("\n\n%%specgen\nafter blank lines") == "" and engine.prompt == "after blank lines"
+    assert "must be the first line" in (SpecMagics.specgen.__doc__ or "")
+    assert cell("# comment\n%%specgen\nx") != "" and len(engine.calls) == 1
+
+
+def test_errors_of_the_engine_are_one_line(cell: Any, engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.error = ValueError("num_assistant_tokens=3 cannot\napply.")
+    assert cell("%%specgen\nx") == "UsageError: num_assistant_tokens=3 cannot apply."
+    engine.error = RuntimeError("a fault of ours")
+    assert cell("%%specgen\nx") == "RuntimeError: a fault of ours"
+
+
+# ---- options
+def test_every_option_is_on_the_line(cell: Any, engine: Engine) -> None:
+    flags = specgen_parser().flags
+    assert all(flag(option.name) in flags for option in OPTIONS) and "--no-do-sample" in flags
+    line = "--method prompt_lookup --num-assistant-tokens 8 --do-sample --temperature 1 --top-p=.9 --seed 3 --max-new-tokens 5"
+    assert cell(f"%%specgen {line}\nx") == ""
+    given = {k: v for k, v in engine.last.items() if k not in ("pair", "inputs")}
+    assert given == {"method": "prompt_lookup", "num_assistant_tokens": 8, "do_sample": True, "temperature": 1.0, "top_p": 0.9,
+                     "seed": 3, "max_new_tokens": 5}  # fmt: skip
+    assert cell("%%specgen --no-do-sample\nx") == "" and engine.last["do_sample"] is False
+
+
+def test_only_what_was_typed_is_given(cell: Any, engine: Engine) -> None:
+    assert cell("%%specgen\nx") == ""
+    assert set(engine.last) == {"pair", "inputs", "method", "max_new_tokens"}
+
+
+def test_default_method_and_config(ip: Any, cell: Any, engine: Engine) -> None:
+    cell("%%specgen\nx")
+    assert engine.last["method"] == "prompt_lookup"
+    ip.run_line_magic("specload", "big --assistant small")
+    cell("%%specgen\nx")
+    assert engine.last["method"] == "draft_model" and engine.last["pair"].name == "big"
+    cell("%%specgen --model tiny\nx")
+    assert engine.last["pair"].name == "tiny"
+    assert cell("%config SpecMagics.method = 'plain'\n%config SpecMagics.max_new_tokens = None") == ""
+    cell("%%specgen\nx")
+    assert engine.last["method"] == "plain" and "max_new_tokens" not in engine.last
+
+
+def test_help(cell: Any, ip: Any, engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    for source in ("%%specgen -h\nx", "%specgen --help", "%specload -h"):
+        capsys.readouterr()
+        assert cell(source) == ""
+        shown = capsys.readouterr().out
+        assert "usage:" in shown and ("--num-assistant-tokens" in shown or "--assistant" in shown)
+    assert not engine.calls and "--num-assistant-tokens" in ip.find_cell_magic("specgen").__doc__
+
+
+# ---- results
+def test_result_is_shown_and_assigned(ip: Any, cell: Any, engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert cell("%%specgen -o run\nx") == ""
+    shown = capsys.readouterr().out
+    assert ip.user_ns["run"].text == "lake 😀 <b>fox</b>"[: len(ip.user_ns["run"].text)]
+    assert ip.user_ns["run"] is ip._specnb_session.last
+    assert "⟦" in shown and "«" in shown and "accepted" in shown and "tokens/s" in shown
+    assert str(ip.user_ns["run"]).splitlines()[0] in shown
+
+
+def test_quiet(ip: Any, cell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert cell("%%specgen -q -o run\nx") == ""
+    assert capsys.readouterr().out == "" and ip.user_ns["run"].num_emitted_tokens
+
+
+def test_without_live_text(ip: Any, cell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    cell("%config SpecMagics.live = False")
+    capsys.readouterr()
+    cell("%%specgen -o run\nx")
+    assert capsys.readouterr().out.startswith(str(ip.user_ns["run"]))
+
+
+def test_interrupt_keeps_text_and_trace(ip: Any, cell: Any, engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.error, engine.steps_before_error = KeyboardInterrupt(), 2
+    capsys.readouterr()
+    error = cell("%%specgen -o run\nx")
+    shown = capsys.readouterr()
+    assert error.startswith("Interrupted: 6 tokens so far, kept in run")
+    assert ip.user_ns["run"].finish_reason == "interrupted" and ip.user_ns["run"].num_emitted_tokens == 6
+    assert "⟦" in shown.out and "Traceback" not in shown.out + shown.err and "magics.py" not in shown.out + shown.err
+    engine.error = None
+    assert cell("%%specgen -o run\nx") == ""  # nothing is left behind
+
+
+def test_interrupt_before_the_first_token(ip: Any, cell: Any, engine: Engine) -> None:
+    engine.error = KeyboardInterrupt()
+    assert cell("%%specgen -o run\nx").startswith("Interrupted: nothing")
+    assert "run" not in ip.user_ns
+
+
+class _Displays:
+    """Records what a notebook's front end would get."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.shown: list[dict[str, str]] = []
+        monkeypatch.setattr("specnb.notebook.stream.display", self.display)
+
+    def display(self, bundle: dict[str, str], raw: bool, display_id: bool = False) -> Any:
+        self.shown.append(bundle)
+        return SimpleNamespace(update=lambda bundle, raw: self.shown.append(bundle))
+
+
+def test_notebook_view_ends_as_the_result(cell: Any, ip: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    displays = _Displays(monkeypatch)
+    monkeypatch.setattr("specnb.notebook.stream.is_notebook", lambda _: True)
+    engine.pause = 0.08
+    cell("%%specgen -o run\nx")
+    assert 2 <= len(displays.shown) <= len(ip.user_ns["run"].steps) + 1
+    assert "generating" in displays.shown[0]["text/html"] and "&lt;" in displays.shown[-1]["text/html"]
+    assert displays.shown[-1]["text/html"] == ip.user_ns["run"]._repr_html_()
+    assert displays.shown[-1]["text/plain"] == str(ip.user_ns["run"])
+    engine.error, engine.steps_before_error = ValueError("no"), 3
+    cell("%%specgen\nx")
+    assert "stopped by an error" in displays.shown[-1]["text/html"]
+
+
+def test_live_view_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    _Displays(monkeypatch)
+    tokenizer = tiny.byte_tokenizer()
+    ids = tokenizer("the quick brown fox jumps over 😀. " * 10).input_ids
+    view, count = NotebookView(tokenizer), 600
+    start = time.perf_counter()
+    for i in range(count):
+        emitted = tuple(ids[(4 * i + j) % len(ids)] for j in range(4))
+        view.step(Step(i, emitted[:3], 3, emitted))
+    assert (time.perf_counter() - start) / count < 0.03 * 0.025 * 3  # 3 % of a 25 ms step, on a busy machine
+
+
+# ---- MAG-05: loading
+def _state(ip: Any) -> tuple[int, int, int, int, int]:
+    hooks = [
+        f for f in ip.events.callbacks["pre_run_cell"] if type(getattr(f, "__self__", None)).__name__ == "SpecMagics"
+    ]
+    chain = ip.strdispatchers["complete_command"].strs.get("%%specgen", ())
+    configurables = [c for c in ip.configurables if type(c).__name__ == "SpecMagics"]
+    magics = ip.magics_manager.magics
+    names = [name for kind in ("line", "cell") for name in magics[kind] if name.startswith("spec")]
+    return len(names), len(hooks), len(list(chain)), len(configurables), len(ip.events.callbacks["post_run_cell"])
+
+
+def test_MAG_05_loading_again_and_unloading(
+    ip: Any, cell: Any, engine: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = _state(ip)[4]
+    capsys.readouterr()
+    for step, on in (("load_ext", 1), ("load_ext", 1), ("reload_ext", 1), ("unload_ext", 0), ("load_ext", 1)):
+        ip.run_line_magic(step, "specnb")
+        assert _state(ip) == (3 * on, on, on, on, others), step
+    load_ipython_extension(ip)
+    assert _state(ip) == (3, 1, 1, 1, others)
+    assert "already loaded" in capsys.readouterr().out  # IPython's own note on the second load, nothing of ours
+    assert cell("%%specgen\nx") == "" and len(engine.calls) == 1  # and the model is still there
+    ip.run_line_magic("unload_ext", "specnb")
+    assert "not found" in cell("%%specgen\nx")
+
+
+# ---- completion
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("%%specgen --num-as", ["--num-assistant-tokens", "--num-assistant-tokens-schedule"]),
+        ("%%specgen --method ", ["plain", "draft_model", "prompt_lookup"]),
+        ("%%specgen --method=pro", ["prompt_lookup"]),
+        ("%%specgen -q --num-assistant-tokens-schedule heu", ["heuristic"]),
+        ("%%specgen --model ti", ["tiny"]),
+        ("%specload x --as", ["--assistant"]),
+    ],
+)
+def test_completion(ip: Any, cell: Any, line: str, wanted: list[str]) -> None:
+    _, found = ip.complete(None, line, len(line))
+    assert set(wanted) <= set(found) and (len(wanted) > 1 or found == wanted), found
+
+
+def test_no_options_are_offered_in_the_body(ip: Any, cell: Any) -> None:
+    _, found = ip.complete(None, "the prompt --num-as", 19)
+    assert "--num-assistant-tokens" not in found
+
+
+# ---- loading models
+def test_specload(ip: Any, engine: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    loads: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(specnb, "load", lambda name, **o: (loads.append((name, o)), fake_pair(name))[1])
+    ip.run_line_magic("specload", "a --assistant b --dtype float32 --device-map cpu")
+    assert loads == [("a", {"assistant": "b", "dtype": "float32", "device_map": "cpu"})]
+    assert capsys.readouterr().out == "a: a tiny model\n"
+    ip.run_line_magic("specload", "a --assistant b --dtype float32 --device-map cpu")
+    assert len(loads) == 1  # the same again: only switched to
+    ip.run_line_magic("specload", "c")
+    ip.run_line_magic("specload", "")
+    assert "* c:" in capsys.readouterr().out
+    ip.run_line_magic("specload", "--drop c")
+    assert ip._specnb_session.current == "a"
+    with pytest.raises(UsageError, match="unknown loaded model 'zz'"):
+        ip.run_line_magic("specload", "--drop zz")
+    with pytest.raises(UsageError, match="NAME before"):
+        ip.run_line_magic("specload", "--dtype float32")
+
+    def missing(name: str, **_: Any) -> Any:
+        raise OSError(f"{name} was\nnot found")
+
+    monkeypatch.setattr(specnb, "load", missing)
+    with pytest.raises(UsageError, match="nope was not found"):
+        ip.run_line_magic("specload", "nope")
+
+
+def test_no_model_loaded(ip: Any, engine: Engine) -> None:
+    with pytest.raises(UsageError, match="no model is loaded"):
+        ip.run_cell_magic("specgen", "", "x\n")
+    with pytest.raises(UsageError, match="no model is loaded"):
+        ip.run_cell_magic("specgen", "--model x", "x\n")
+
+
+# ---- a kernel
+_CELLS = [
+    "import tiny, specnb\n"
+    "%load_ext specnb\n"
+    "specnb.load = lambda name, **_: specnb.Pair(tiny.llama(vocab=330), tiny.byte_tokenizer(), name=name)\n"
+    "%specload tiny",
+    "%%specgen --method prompt_lookup --max-new-tokens 40 -o run\nthe quick brown fox; {the} quick brown",
+    "print(run.num_emitted_tokens, run.finish_reason)",
+    "%%specgen --seed 1 --do-sample -q -o again\nthe quick\n",
+    "print(again.seed)",
+]
+
+
+@pytest.mark.notebook
+def test_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    here = Path(__file__).parent
+    monkeypatch.setenv("PYTHONPATH", f"{here}{os.pathsep}{here.parent}")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in _CELLS])
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    outputs = [cell.outputs for cell in notebook.cells]
+    assert [output.output_type for output in outputs[1]] == ["display_data", "stream"]
+    assert outputs[1][0].data["text/html"].startswith("<style>") and "<script" not in outputs[1][0].data["text/html"]
+    assert outputs[1][0].data["text/plain"].startswith("⟦") or "prompt_lookup ·" in outputs[1][0].data["text/plain"]
+    assert "tokens/s" in outputs[1][1].text and "tokens/s" not in outputs[1][0].data["text/html"]
+    assert outputs[2][0].text == "40 length\n"
+    assert outputs[3] == [] and outputs[4][0].text == "1\n"
+    assert not any(output.get("name") == "stderr" for cell in outputs for output in cell)
