@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, StopStringCriteria
+from transformers import PreTrainedModel, StopStringCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from specnb import refusals
 from specnb.engine import Decoder
 from specnb.models import Pair, check_pair
-from specnb.options import BY_NAME, METHODS, Method, options_of, unknown
+from specnb.options import ASKED_BY, BY_NAME, METHODS, Method, unknown
+from specnb.resolve import OF_ASSISTANTS, OF_SPECNB, method_name, resolve
 from specnb.trace import GenerationResult, Step
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_DRAFTING = {name for name, option in BY_NAME.items() if option.group == "drafting"}
 
 
 def generate(
@@ -71,15 +70,16 @@ def generate(
     if isinstance(model, Pair):
         pair, model = model, model.target
         tokenizer = tokenizer if tokenizer is not None else pair.tokenizer
-        if assistant_model is None and method_name(method) in (None, "draft_model"):
+        other = method is None and any(options.get(option) for option in ASKED_BY)
+        if assistant_model is None and not other and method_name(method) in (None, *OF_ASSISTANTS):
             assistant_model, assistant_tokenizer = pair.assistant, pair.assistant_tokenizer
     checked = {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
     config = checked.get("generation_config") or model.generation_config
-    chosen = resolve(method, checked, config, assistant_model is not None)
+    chosen = resolve(method, checked, config, None if assistant_model is None else "draft_model")
     refusals.check_options(checked)
     if assistant_model is not None:
         check_pair(model, tokenizer, assistant_model, assistant_tokenizer)
-    passed = {name: value for name, value in checked.items() if name not in _DRAFTING and name != "prompt_lookup_num_tokens"}
+    passed = {name: value for name, value in checked.items() if name not in OF_SPECNB}
     passed = encode(model, inputs, passed, tokenizer)
     refusals.check_model(model, passed)
     stop_strings = passed.pop("stop_strings", None)
@@ -116,50 +116,11 @@ def decoder(
     if method is not None and not isinstance(method, Method) and method not in METHODS:
         raise ValueError(unknown("method", method, METHODS))
     for name in options:
-        if name not in _DRAFTING:
-            raise ValueError(unknown("option", name, sorted(_DRAFTING)) + " Give other options to generate() itself.")
-    if method is not None and method_name(method) != "draft_model" and assistant_model is not None:
-        raise ValueError(f"method {method_name(method)!r} does not use assistant_model=.")
-    bound = {name: BY_NAME[name].check(value) for name, value in options.items()}
+        if name not in OF_SPECNB:
+            raise ValueError(unknown("option", name, sorted(OF_SPECNB)) + " Give other options to generate() itself.")
+    bound = {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
     return Decoder(method, bound, assistant_model, assistant_tokenizer, tokenizer, streamer, on_step, cancel,
                    BY_NAME["seed"].check(seed), stopping(stop_strings, tokenizer))  # fmt: skip
-
-
-def method_name(method: Method | str | None) -> str | None:
-    """The name of a method given either way."""
-    return method.name if isinstance(method, Method) else method
-
-
-def resolve(method: Method | str | None, given: Mapping[str, Any], config: GenerationConfig, has_assistant: bool) -> Method:
-    """The method that a call means, with all its options.
-
-    Raises ValueError where the call asks for two methods, lacks what its method needs, or has an option it does not use.
-    """
-    lookup = given.get("prompt_lookup_num_tokens")
-    wanted = lookup if lookup is not None else config.prompt_lookup_num_tokens
-    options = {key: value for key, value in given.items() if key in _DRAFTING}
-    name = method_name(method) or ("draft_model" if has_assistant else "prompt_lookup" if wanted is not None else "plain")
-    if name not in METHODS:
-        raise ValueError(unknown("method", name, METHODS))
-    if lookup is not None and (name != "prompt_lookup" or isinstance(method, Method)):
-        raise ValueError(f"prompt_lookup_num_tokens={lookup!r} is an option of prompt_lookup, but the method is {name!r}.")
-    if has_assistant and name != "draft_model":
-        raise ValueError(f"assistant_model= was given, but method {name!r} does not use it; leave it out or use 'draft_model'.")
-    if name == "draft_model" and not has_assistant:
-        raise ValueError("method 'draft_model' needs assistant_model=: a smaller model with the same tokenizer.")
-    if isinstance(method, Method):
-        if options:
-            raise ValueError(f"{', '.join(options)} given twice: put options into the Method or into the call, not both.")
-        return method
-    if name == "plain" and options:
-        raise ValueError(f"{', '.join(options)} given, but nothing drafts: give method=, assistant_model= or prompt_lookup_num_tokens=.")
-    if name == "prompt_lookup" and wanted is not None and options.setdefault("num_assistant_tokens", wanted) != wanted and lookup:
-        raise ValueError("prompt_lookup_num_tokens and num_assistant_tokens differ; they are one option, give one.")
-    for option in options_of(name):
-        value = getattr(config, option.name, None)
-        if option.group == "drafting" and option.name not in options and value is not None:
-            options[option.name] = value
-    return Method(name, **options)
 
 
 def encode(model: PreTrainedModel, inputs: Any, passed: dict[str, Any], tokenizer: Any) -> dict[str, Any]:

@@ -17,14 +17,14 @@ from transformers.generation.streamers import BaseStreamer
 
 from specnb import drafters, refusals
 from specnb.decoding import batch
-from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Row
 from specnb.decoding.loop import decode
 from specnb.decoding.probabilities import Processors
 from specnb.decoding.schedules import SCHEDULES
 from specnb.decoding.stops import Stops
 from specnb.decoding.verify import RULES
-from specnb.options import BY_NAME, METHODS, Method, options_of
+from specnb.options import BY_NAME, Method
+from specnb.resolve import OF_SPECNB, resolve
 from specnb.text import step_pieces
 from specnb.trace import GenerationResult, Step
 from specnb.trace import Row as RowResult
@@ -85,10 +85,11 @@ class Decoder:
         inputs = {name: batch.shift(value, pads, input_ids.shape) for name, value in model_kwargs.items()
                   if name not in _FOR_ITS_LOOP and value is not None}  # fmt: skip
         size = {"capacity": max(map(len, prompts)) + min(room, 512) + 16, "prefill_chunk_size": generation_config.prefill_chunk_size}
-        target = CachedLM(model, rows, first_inputs=inputs, past=past, **size)
-        run = drafters.Run(target, rows, sample, stops.eos, size, self.assistant_model)
+        run = drafters.Run(model, rows, chosen.options, sample, stops.eos, size, {"first_inputs": inputs, "past": past},
+                           self.assistant_model)  # fmt: skip
+        target, drafter = drafters.assemble(chosen.name, run)
         steps = decode(
-            target, drafters.build(chosen, run), rows, stops=stops,
+            target, drafter, rows, stops=stops,
             rule=RULES[chosen.options.get("verification", "token") if sample else "greedy"],
             schedule=SCHEDULES[chosen.options.get("num_assistant_tokens_schedule", "constant")],
             margins=not sample and model.dtype in (torch.float16, torch.bfloat16),
@@ -133,24 +134,13 @@ class Decoder:
                 self.streamer.end()
 
     def _method(self, called: Method | str | None, config: GenerationConfig) -> Method:
-        """The method in effect: the call's, else the bound one, else the one that the generation config asks for."""
+        """The method in effect: the call's options decide, then the bound ones, then the generation config's."""
+        standard = GenerationConfig._get_default_generation_params()
+        in_call = {name: getattr(config, name, None) for name in OF_SPECNB}
+        in_call = {name: value for name, value in in_call.items() if value not in (None, False, standard.get(name))}
         method = called if called is not None else self.method
-        if isinstance(method, Method):
-            return method
-        lookup = config.prompt_lookup_num_tokens
-        if method is None:
-            method = "draft_model" if self.assistant_model is not None else "prompt_lookup" if lookup else "plain"
-        if method not in METHODS:
-            return Method(method)  # raises, naming the methods
-        standard = GenerationConfig()
-        options = dict(self.options or {})
-        for option in options_of(method):
-            value = getattr(config, option.name, None)
-            if option.group == "drafting" and value is not None:
-                options[option.name] = options.get(option.name, value) if value == getattr(standard, option.name, None) else value
-        if lookup and method == "prompt_lookup":
-            options["num_assistant_tokens"] = lookup
-        return Method(method, **options)
+        given = {} if isinstance(method, Method) else {**(self.options or {}), **in_call}
+        return resolve(method, given, config, None if self.assistant_model is None else "draft_model")
 
     def _row(self, row: Row) -> RowResult:
         ids = tuple(token for step in row.steps for token in step.emitted)

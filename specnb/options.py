@@ -73,7 +73,7 @@ class Option:
         return ok
 
 
-_MODEL_DRAFTERS = ("draft_model",)
+_MODEL_DRAFTERS = ("draft_model", "early_exit")
 _DRAFTERS = (*_MODEL_DRAFTERS, "prompt_lookup")
 
 OPTIONS: tuple[Option, ...] = (
@@ -85,6 +85,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("assistant_confidence_threshold", float, 0.4,
            "a draft ends after a token the drafter itself gave less than this probability (0: never)",
            low=0, high=1, slider=(0, 1), methods=_MODEL_DRAFTERS),
+    Option("assistant_early_exit", int, None, "number of the target's first layers that draft (1 to its layers - 1)", slider=(1, 48),
+           methods=("early_exit",)),
     Option("max_matching_ngram_size", int, 3, "longest suffix that prompt lookup looks for in prompt and output",
            low=1, slider=(1, 8), methods=("prompt_lookup",)),
     Option("verification", str, "token",
@@ -131,8 +133,14 @@ METHODS: dict[str, MethodInfo] = {
                    "Leviathan et al. 2211.17192; Chen et al. 2302.01318", needs=("assistant_model",)),
         MethodInfo("prompt_lookup", "Prompt lookup", "copies what followed the same words earlier in prompt and output",
                    "Saxena 2023, prompt lookup decoding", defaults={"num_assistant_tokens": 10}),
+        MethodInfo("early_exit", "Early exit", "the target's own first layers draft, and what they computed is reused",
+                   "LayerSkip, Elhoushi et al. 2404.16710", needs=("assistant_early_exit",)),
     )
 }
+
+
+ASKED_BY = {"prompt_lookup_num_tokens": "prompt_lookup", "assistant_early_exit": "early_exit"}
+"""Options of transformers' `generate()` that ask for a method."""
 
 
 def options_of(method: str) -> list[Option]:
@@ -166,6 +174,9 @@ class Method:
         for key in options:
             if key not in own:
                 raise ValueError(f"method {name!r}: " + unknown("option", key, own))
+        for need in METHODS[name].needs:
+            if need in own and options.get(need) is None:
+                raise ValueError(f"method {name!r} needs {need}=: {own[need].help}.")
         self.name = name
         self.given = {key: own[key].check(value) for key, value in options.items()}
         self.options: dict[str, Any] = {key: self.given.get(key, default(key, name)) for key in own}

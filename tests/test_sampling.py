@@ -27,7 +27,7 @@ from specnb.drafters import draft_model, prompt_lookup
 
 VOCAB, NEW = 8, 3
 PROMPT = torch.tensor([[3, 4, 5, 6, 3, 4, 7, 3, 4]])  # prompt lookup has something to copy
-RUNS, ROWS = 6144, 512
+RUNS, ROWS = 3072, 512
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"top_k": 0},
@@ -170,7 +170,7 @@ def test_joint_law_with_a_prefix_dependent_processor() -> None:
 def test_joint_law_row_by_row(name: str) -> None:
     """One row at a time through the loop itself, the path that a single prompt takes."""
     texts = []
-    for seed in range(1500):
+    for seed in range(900):
         processors = Processors(warpers(SETTINGS["all"]))
         row = Row(0, PROMPT[0].tolist(), NEW, torch.Generator().manual_seed(seed), processors, 3)
         lm = CachedLM(target(), [row])
@@ -221,13 +221,13 @@ def test_the_comparison_catches_wrong_rules(wrong: str, monkeypatch: pytest.Monk
     assert not follows(sampled(name, "plain"), "plain")
 
 
-def test_the_comparison_catches_a_draft_warped_twice_in_its_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_catches_a_draft_that_reports_another_law(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft draws from one law and reports another."""
     propose = draft_model.DraftModel.propose
 
     def flatter(self: Any, rows: Any, k: Any) -> Any:
-        return [d._replace(probs=d.probs and None if d.probs is None else d.probs.sqrt() / d.probs.sqrt().sum(-1, True))
-                for d in propose(self, rows, k)]  # fmt: skip
+        drafts = propose(self, rows, k)
+        return [d if d.probs is None else d._replace(probs=d.probs.sqrt() / d.probs.sqrt().sum(-1, True)) for d in drafts]
 
     monkeypatch.setattr(draft_model.DraftModel, "propose", flatter)
     assert not follows(sampled("draft_model", "temperature"), "temperature")
@@ -282,7 +282,7 @@ def test_without_a_seed_one_is_drawn_and_reported() -> None:
 def test_rows_have_seeds_of_their_own() -> None:
     """Row i is the single run with seed + i."""
     prompts = PROMPT.repeat(3, 1)
-    many = one("draft_model", 20, input_ids=None) if False else specnb.generate(
+    many = specnb.generate(
         target(), prompts, attention_mask=torch.ones_like(prompts), do_sample=True, max_new_tokens=25, top_k=0, seed=20,
         **method("draft_model"),
     )  # fmt: skip

@@ -32,7 +32,7 @@ def row(texts: list[str], rejected: bool = True) -> Row:
 
 
 def result(*rows: Row) -> GenerationResult:
-    return GenerationResult("draft_model", list(rows), {"max_new_tokens": 6}, None, 1.25, 0.1, target_passes=4)
+    return GenerationResult("draft_model", list(rows), {"max_new_tokens": 6}, seconds=1.25, target_passes=4)
 
 
 TEXTS = ["The", " quick", " brown", " fox", " jumps", "."]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from specnb.decoding.borrow import Capture, borrow
 from specnb.decoding.contracts import Row
 from specnb.decoding.store import RowStore
 
@@ -30,25 +31,32 @@ class CachedLM:
         prefill_chunk_size: process longer inputs in chunks of this many tokens.
         first_inputs: further arguments of the first forward (image inputs, token types).
         past: a filled transformers cache holding the beginning of the only row.
+        store: a store to share with another CachedLM that runs other layers of the same model.
+        hidden_states: keep the last hidden states of the tokens that each `logits()` call computed, see `hidden`.
 
     Raises ValueError for a model that cannot be decoded this way, naming what is in the way.
     """
 
     def __init__(self, model: PreTrainedModel, rows: Sequence[Row], *, capacity: int = 0, prefill_chunk_size: int | None = None,
-                 first_inputs: Mapping[str, Any] | None = None, past: DynamicCache | None = None) -> None:  # fmt: skip
+                 first_inputs: Mapping[str, Any] | None = None, past: DynamicCache | None = None, store: RowStore | None = None,
+                 hidden_states: bool = False) -> None:  # fmt: skip
         self.model, self.config = model, model.config.get_text_config(decoder=True)
         self.device = model.get_input_embeddings().weight.device
         if self.device.type == "meta":  # offloaded by accelerate: its hooks bring the weights
             self.device = torch.device(getattr(getattr(model, "_hf_hook", None), "execution_device", None) or "cpu")
         self.vocab_size = int(self.config.vocab_size)
-        self.store = RowStore(model.config, len(rows), capacity)
-        self.rows = list(rows)
-        self._agreed = [0] * len(rows)  # tokens of row.ids that the cache holds for sure
-        self._tail: list[list[int]] = [[] for _ in rows]  # cached tokens after those: proposals of the last call
+        self.store = store or RowStore(model.config, [row.index for row in rows], capacity)
         self.passes = 0  # calls of logits()
-        self.chunk = prefill_chunk_size
-        self.first_inputs = dict(first_inputs or {})
-        types = self.first_inputs.get("token_type_ids") if self.config is model.config else None
+        self.hidden: dict[int, tuple[int, Tensor]] = {}  # by row index: first position, states [n, size] after the final norm
+        self._tap: Capture | None = None
+        if hidden_states:
+            self._tap = Capture(getattr(model, model.base_model_prefix))
+            self.model = borrow(model, {model.base_model_prefix: self._tap})
+        self._agreed = {row.index: 0 for row in rows}  # tokens of row.ids that the cache holds for sure
+        self._tail: dict[int, list[int]] = {row.index: [] for row in rows}  # cached after those: the last call's proposals
+        self._chunk = prefill_chunk_size
+        self._first_inputs = dict(first_inputs or {})
+        types = self._first_inputs.get("token_type_ids") if self.config is model.config else None
         self._token_type = None if types is None else types[:, -1:]
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"  # renamed in transformers 5.24
@@ -60,9 +68,8 @@ class CachedLM:
         if len(rows) > 1:
             self._check_rows()
         if past is not None and past.get_seq_length():
-            length = past.get_seq_length()
-            self.store.load(past, length)
-            self._agreed[0] = length
+            self.store.load(past, past.get_seq_length())
+            self._agreed[rows[0].index] = past.get_seq_length()
 
     @property
     def limit(self) -> int | None:
@@ -76,84 +83,81 @@ class CachedLM:
 
     def logits(self, rows: Sequence[Row], extra: Sequence[Sequence[int]], keep: Sequence[int]) -> list[Tensor]:
         """Logits `[keep[i], vocab]` of the last `keep[i]` tokens of `rows[i].ids + extra[i]`: what may follow each of them."""
-        self._follow(rows)
         self.passes += 1
-        starts = [self._common(r, row.ids, extra[r], keep[r]) for r, row in enumerate(rows)]
+        self.hidden.clear()
+        self.store.follow([row.index for row in rows])
+        starts = [self._common(row, extra[r], keep[r]) for r, row in enumerate(rows)]
         ends = [len(row.ids) + len(extra[r]) for r, row in enumerate(rows)]
-        if self.chunk:
-            while max(e - s - k for e, s, k in zip(ends, starts, keep, strict=True)) >= self.chunk and not self.first_inputs:
-                stops = [max(s, min(e - k, s + self.chunk)) for e, s, k in zip(ends, starts, keep, strict=True)]
-                self._forward([_slice(row.ids, x, s, stop) for row, x, s, stop in zip(rows, extra, starts, stops, strict=True)], starts, 1)
-                starts = stops
+        while self._chunk and not self._first_inputs:
+            stops = [max(s, min(e - k, s + self._chunk)) for e, s, k in zip(ends, starts, keep, strict=True)]
+            if max(e - s - k for e, s, k in zip(ends, starts, keep, strict=True)) < self._chunk:
+                break
+            self._forward(rows, [_slice(row.ids, extra[r], starts[r], stops[r]) for r, row in enumerate(rows)], starts, 0)
+            starts = stops
         fed = [_slice(row.ids, extra[r], starts[r], ends[r]) for r, row in enumerate(rows)]
-        out = self._forward(fed, starts, max(keep) if len(set(map(len, fed))) == 1 else self._columns(fed, keep))
-        for r, row in enumerate(rows):
-            self._agreed[r], self._tail[r] = len(row.ids), list(extra[r])
-        if len(rows) == 1:
-            return [out[0, -keep[0] :]]
         width = max(map(len, fed))
-        offset = width - out.shape[1]  # `out` holds the last columns
-        return [out[r, len(f) - keep[r] - offset : len(f) - offset] for r, f in enumerate(fed)]
+        first = min(len(f) - k for f, k in zip(fed, keep, strict=True))  # rows of different lengths end at different columns
+        out = self._forward(rows, fed, starts, width - first)
+        self.note(rows, extra)
+        return [out[r, len(f) - keep[r] - first : len(f) - first] for r, f in enumerate(fed)]
+
+    def advance(self, rows: Sequence[Row], extra: Sequence[Sequence[int]]) -> None:
+        """Bring the cache to the same tokens, without any logits."""
+        self.store.follow([row.index for row in rows])
+        starts = [self._common(row, extra[r], 0) for r, row in enumerate(rows)]
+        fed = [_slice(row.ids, extra[r], starts[r], len(row.ids) + len(extra[r])) for r, row in enumerate(rows)]
+        if any(fed):
+            self._forward(rows, fed, starts, 0)
+        self.note(rows, extra)
 
     # ---- what is cached
-    def _follow(self, rows: Sequence[Row]) -> None:
-        if len(rows) != len(self.rows):
-            kept = [self.rows.index(row) for row in rows]
-            self.store.select(kept)
-            self.rows = list(rows)
-            self._agreed, self._tail = [self._agreed[i] for i in kept], [self._tail[i] for i in kept]
+    def note(self, rows: Sequence[Row], extra: Sequence[Sequence[int]]) -> None:
+        """The cache holds exactly these tokens."""
+        for row, proposed in zip(rows, extra, strict=True):
+            self._agreed[row.index], self._tail[row.index] = len(row.ids), list(proposed)
 
-    def _common(self, r: int, ids: Sequence[int], extra: Sequence[int], keep: int) -> int:
-        """How many tokens of ids + extra need no forward; the last `keep` always do, since their logits are wanted."""
-        n = self._agreed[r]
-        for token in self._tail[r]:
-            behind = n - len(ids)
-            if (ids[n] if behind < 0 else extra[behind] if behind < len(extra) else None) != token:
+    def _common(self, row: Row, extra: Sequence[int], keep: int) -> int:
+        """How many tokens of row.ids + extra need no forward; the last `keep` always do, since their logits are wanted."""
+        n, length = self._agreed[row.index], len(row.ids)
+        for token in self._tail[row.index]:
+            behind = n - length
+            if (row.ids[n] if behind < 0 else extra[behind] if behind < len(extra) else None) != token:
                 break
             n += 1
-        return min(n, len(ids) + len(extra) - keep)
+        return min(n, length + len(extra) - keep)
 
     # ---- one forward
-    @staticmethod
-    def _columns(fed: Sequence[Sequence[int]], keep: Sequence[int]) -> int:
-        """Rows of different lengths end at different columns: keep from the first wanted column on."""
-        return max(map(len, fed)) - min(len(f) - k for f, k in zip(fed, keep, strict=True))
-
-    def _forward(self, fed: Sequence[Sequence[int]], starts: list[int], keep: int) -> Tensor:
+    def _forward(self, rows: Sequence[Row], fed: Sequence[Sequence[int]], starts: list[int], keep: int) -> Tensor:
+        """Run `fed[i]` at positions from `starts[i]` on; logits of the last `keep` columns (0: the head is not run)."""
         width = max(map(len, fed))
-        tokens = torch.tensor([[*f, *[0] * (width - len(f))] for f in fed], device=self.device)  # padded behind: overwritten later
+        tokens = torch.tensor([[*f, *[0] * (width - len(f))] for f in fed], device=self.device)  # padding: overwritten later
         self.store.span.set(list(starts))
-        inputs: dict[str, Any] = {"input_ids": tokens, self._cache_name: self.store, "use_cache": True, **self.first_inputs}
-        self.first_inputs = {}
+        inputs: dict[str, Any] = {"input_ids": tokens, self._cache_name: self.store, "use_cache": True, **self._first_inputs}
+        self._first_inputs = {}
         if self._token_type is not None:  # new tokens are of the last one's type, as in generate()
             inputs.setdefault("token_type_ids", self._token_type.expand(-1, width))
-        if self._keeps:
-            inputs["logits_to_keep"] = keep
         positions = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
         if self._positions:  # padding, and rows past a draft model's end, must not leave a table of positions
             inputs["position_ids"] = positions.clamp(max=self.limit - 1) if self.limit and self.hard_limit else positions
         if not self.store.span.uniform:
-            inputs["attention_mask"] = self._mask(positions)
+            inputs["attention_mask"] = self.store.mask(positions, None if self._attention == "sdpa" else self.model.dtype)
+        if self._keeps and keep:
+            inputs["logits_to_keep"] = keep
+        module = self.model if keep else getattr(self.model, self.model.base_model_prefix)
         with torch.no_grad():
-            logits: Tensor = self.model(**inputs, return_dict=True).logits
-        return logits[:, -keep:]
+            out = module(**inputs, return_dict=True)
+        if self._tap is not None:
+            self._remember(rows, fed, starts, self._tap.value.last_hidden_state)
+        return out.logits[:, -keep:] if keep else tokens.new_empty(0)
 
-    def _mask(self, positions: Tensor) -> Tensor | dict[str, Tensor]:
-        """4-D mask(s) for rows of different lengths, one per layer type where the model has several."""
-        windows = {layer.window: layer.visible(positions.shape[1]) for layer in self.store.row_layers}
-        masks: dict[int | None, Tensor] = {}
-        for window, (first, end) in windows.items():
-            slots = torch.arange(first, end, device=self.device)
-            see = slots <= positions[:, None, :, None]
-            if window is not None:
-                see = see & (slots > positions[:, None, :, None] - window)
-            if self._attention != "sdpa":  # eager adds the mask to the scores
-                low = torch.finfo(self.model.dtype).min
-                see = torch.where(see, 0.0, low).to(self.model.dtype)
-            masks[window] = see
-        if len(masks) == 1:
-            return next(iter(masks.values()))
-        return {"full_attention" if window is None else "sliding_attention": mask for window, mask in masks.items()}
+    def _remember(self, rows: Sequence[Row], fed: Sequence[Sequence[int]], starts: Sequence[int], states: Tensor) -> None:
+        for r, row in enumerate(rows):
+            new = states[r, : len(fed[r])]
+            if row.index in self.hidden:  # a later chunk of the same call
+                start, old = self.hidden[row.index]
+                self.hidden[row.index] = start, torch.cat([old[: starts[r] - start], new])
+            else:
+                self.hidden[row.index] = starts[r], new
 
     def _check_rows(self) -> None:
         kind, chunked = self.config.model_type, getattr(self.config, "attention_chunk_size", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -109,9 +110,10 @@ class RowStore(Cache):
     raises.
     """
 
-    def __init__(self, config: PreTrainedConfig, rows: int, capacity: int) -> None:
+    def __init__(self, config: PreTrainedConfig, rows: Sequence[int], capacity: int) -> None:
         plan = layer_plan(config)
-        self.span = _Span(rows, capacity)
+        self.rows = list(rows)
+        self.span = _Span(len(rows), capacity)
         windows = [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in plan]
         super().__init__(layers=[
             RowLayer(self.span, window) if isinstance(layer, DynamicLayer) else layer
@@ -122,12 +124,32 @@ class RowStore(Cache):
     def row_layers(self) -> list[RowLayer]:
         return [layer for layer in self.layers if isinstance(layer, RowLayer)]
 
-    def select(self, rows: list[int]) -> None:
-        """Keep only these rows."""
+    def follow(self, rows: Sequence[int]) -> None:
+        """Keep only these of its rows (by the numbers they came with)."""
+        if len(rows) == len(self.rows):
+            return
+        kept = [self.rows.index(row) for row in rows]
+        self.rows = list(rows)
         for layer in self.row_layers:
             if layer.is_initialized:
-                index = torch.tensor(rows, device=layer.keys.device)
+                index = torch.tensor(kept, device=layer.keys.device)
                 layer.keys, layer.values = layer.keys.index_select(0, index), layer.values.index_select(0, index)
+
+    def mask(self, positions: Tensor, dtype: torch.dtype | None = None) -> Tensor | dict[str, Tensor]:
+        """What tokens at `positions` `[rows, q]` may see: `[rows, 1, q, slots]`, one per layer type if there are several.
+
+        Boolean, or 0 and the lowest number of `dtype` for an attention that adds the mask to the scores.
+        """
+        masks: dict[int | None, Tensor] = {}
+        for window, (first, end) in {layer.window: layer.visible(positions.shape[1]) for layer in self.row_layers}.items():
+            slots = torch.arange(first, end, device=positions.device)
+            see = slots <= positions[:, None, :, None]
+            if window is not None:
+                see = see & (slots > positions[:, None, :, None] - window)
+            masks[window] = see if dtype is None else torch.where(see, 0.0, torch.finfo(dtype).min).to(dtype)
+        if len(masks) == 1:
+            return next(iter(masks.values()))
+        return {"full_attention" if window is None else "sliding_attention": mask for window, mask in masks.items()}
 
     def load(self, cache: DynamicCache, length: int) -> None:
         """Take over the first `length` tokens that a filled transformers cache holds."""

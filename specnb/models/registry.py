@@ -52,5 +52,7 @@ REGISTERED = {
 
 def nearest(name: str) -> str:
     """ " Did you mean 'x'?" for the registered name closest to `name`, or nothing."""
+    if name in REGISTERED:
+        return ""
     near = difflib.get_close_matches(name.lower().rpartition("/")[2], REGISTERED, 1, 0.7)
     return f" Did you mean {near[0]!r}?" if near else ""

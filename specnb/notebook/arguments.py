@@ -27,7 +27,8 @@ written --option=VALUE. Backslashes outside of double quotes stay as they are; i
 a backslash. In --stop-strings and --system, \\n, \\t, \\r and \\\\ then mean line break, tab, carriage return and
 backslash. The line is not expanded: {name} and $name stay as written. In the body, --expand replaces {name}.
 
-A running cell can be interrupted: what was generated until then is shown and kept."""
+The last result is always in the variable _specgen. A running cell can be interrupted: what was generated until then is
+shown and kept, and the cell ends with an error of one line, so that queued cells do not run."""
 _SPECLOAD = """Load a model, and a draft model if one is named, and make it the one that %%specgen uses.
 
 NAME is a hub id, a local folder, a .gguf file or a name that specnb knows (smollm2-135m, smollm2-135m-q4). Loading the
@@ -167,7 +168,9 @@ def specload_parser() -> Parser:
     """The arguments of %specload: those of `specnb.load`."""
     parser = Parser("%specload", _SPECLOAD)
     parser.add_argument("name", nargs="?", metavar="NAME")
-    parser.add_argument("--assistant", metavar="NAME", help="the draft model; a number N: the model's own first N layers")
+    parser.add_argument(
+        "--assistant", metavar="NAME", help="the draft model; a number N: the model's own first N layers"
+    )
     parser.add_argument("--dtype", metavar="TYPE", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--device-map", metavar="MAP", help="cpu, cuda, auto (accelerate decides), ...; default cpu")
     parser.add_argument("--source", metavar="SOURCE", help="hub, package or local: where the name is looked up")

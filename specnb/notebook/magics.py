@@ -19,6 +19,7 @@ from specnb.notebook.stream import View, view_for
 from specnb.options import METHODS
 from specnb.text import prompt_inputs
 
+LAST = "_specgen"  # the variable that always holds the last result, like IPython's _
 _NAME = re.compile(r"\{\{([^\W\d]\w*)\}\}|\{([^\W\d]\w*)\}")
 
 
@@ -134,8 +135,7 @@ class SpecMagics(Magics):
                     view.fail()
                 raise Interrupted("nothing was generated yet.") from interrupt
             self._keep(partial, view, output)
-            kept = f"kept in {output}" if output else "kept as the session's last result"
-            raise Interrupted(f"{partial.num_emitted_tokens} tokens so far, {kept}.") from interrupt
+            raise Interrupted(f"{partial.num_emitted_tokens} tokens so far, kept in {output or LAST}.") from interrupt
         except BaseException:
             if view:
                 view.fail()
@@ -144,8 +144,9 @@ class SpecMagics(Magics):
 
     def _keep(self, result: Any, view: View | None, output: str | None) -> None:
         self.session.last = result
-        if output:
-            self.shell.user_ns[output] = result
+        for name in (LAST, output):
+            if name:
+                self.shell.user_ns[name] = result
         if view:
             view.finish(result)
 

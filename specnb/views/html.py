@@ -16,6 +16,7 @@ from specnb.views.text import cell, numeric_columns, row_steps, stats_text, visi
 TAGS = {"accepted": "ins", "corrected": "mark", "bonus": "b", "plain": ""}
 STYLE = (
     "<style>"
+    ".specnb{line-height:1.6}"
     ".specnb pre{white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:plaintext;font:inherit;line-height:1.8;"
     "margin:.3em 0;padding:0;border:0;background:none;color:inherit}"
     ".specnb ins{text-decoration:underline 2px #2e9e5b;text-underline-offset:3px}"

@@ -1,0 +1,88 @@
+"""A second module tree over the same weights, with some parts replaced. The model it is made from is never touched."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def borrow(model: M, replaced: Mapping[str, nn.Module]) -> M:
+    """`model` with the submodules at these paths replaced; all other modules and all weights are the same objects.
+
+    Only the modules on the way to a replaced one are copied, and those without their children.
+    """
+    copies: dict[str, nn.Module] = {"": _shell(model)}
+    for path, module in replaced.items():
+        names = path.split(".")
+        for depth in range(1, len(names)):
+            here = ".".join(names[:depth])
+            if here not in copies:
+                parent = copies[".".join(names[: depth - 1])]
+                copies[here] = _shell(parent._modules[names[depth - 1]])
+                parent._modules[names[depth - 1]] = copies[here]
+        copies[".".join(names[:-1])]._modules[names[-1]] = module
+    return copies[""]  # type: ignore[return-value]
+
+
+def _shell(module: Any) -> Any:
+    """A shallow copy with a children table of its own, and without what accelerate hung onto the instance."""
+    shell = copy.copy(module)
+    shell.__dict__["_modules"] = dict(module._modules)
+    for name in ("forward", "_hf_hook", "_old_forward"):
+        shell.__dict__.pop(name, None)
+    return shell
+
+
+def layers_path(model: PreTrainedModel) -> str:
+    """The path of the decoder's list of layers. Raises ValueError where there is no such list."""
+    decoder, depth = model.get_decoder(), model.config.get_text_config(decoder=True).num_hidden_layers
+    lists = [
+        (name, module) for name, module in decoder.named_modules() if isinstance(module, nn.ModuleList) and len(module) == depth
+    ]
+    if not lists:
+        raise ValueError(f"{type(model).__name__} has no plain stack of {depth} decoder layers.")
+    found = min(lists, key=lambda item: item[0].count("."))[1]
+    return str(next(name for name, module in model.named_modules() if module is found))
+
+
+class _Stand(nn.Module):
+    """Stands in for a layer; whatever is asked of it that it does not have, the layer answers."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["layer"] = layer  # not a child: nothing is registered twice
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["layer"], name)
+
+
+class Skip(_Stand):
+    """Hands its input on."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return hidden_states
+
+
+class Capture(_Stand):
+    """Runs the layer and keeps its output in `value`."""
+
+    value: Any = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.value = self.__dict__["layer"](*args, **kwargs)
+        return self.value
+
+
+class Inject(_Stand):
+    """Gives `value` instead of what the layer would compute."""
+
+    value: Any = None
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self.value

@@ -1,0 +1,104 @@
+"""Self-speculative early exit: the first layers of the target draft, the others verify what those computed.
+
+LayerSkip, Elhoushi et al. 2404.16710. The lower layers' keys, values and hidden states are reused: each token passes every
+layer once, and the prompt is processed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specnb.decoding.borrow import Capture, Inject, Skip, borrow, layers_path
+from specnb.decoding.cached import CachedLM
+from specnb.decoding.contracts import Row
+from specnb.decoding.store import RowStore
+
+
+class LowerLayers(CachedLM):
+    """The target up to layer `exit`, then its final norm and head. Keeps what its last layer gave until it is taken."""
+
+    def __init__(self, model: PreTrainedModel, exit: int, rows: Sequence[Row], store: RowStore, **size: Any) -> None:
+        path = layers_path(model)
+        layers = model.get_submodule(path)
+        self.last = Capture(layers[exit - 1])
+        above = {f"{path}.{i}": Skip(layers[i]) for i in range(exit, len(layers))}
+        super().__init__(borrow(model, {f"{path}.{exit - 1}": self.last, **above}), rows, store=store, **size)
+        self._states: dict[int, tuple[int, Tensor]] = {}
+
+    def _forward(self, rows: Sequence[Row], fed: Sequence[Sequence[int]], starts: list[int], keep: int) -> Tensor:
+        out = super()._forward(rows, fed, starts, keep)
+        for r, row in enumerate(rows):
+            new = self.last.value[r, : len(fed[r])]
+            start, old = self._states.get(row.index, (starts[r], new[:0]))
+            self._states[row.index] = start, torch.cat([old[: starts[r] - start], new])
+        return out
+
+    def take(self, rows: Sequence[Row], starts: Sequence[int], width: int) -> Tensor:
+        """The states `[rows, width, size]` from position `starts[i]` on (padded behind)."""
+        parts = [self._states[row.index][1][s - self._states[row.index][0] :] for row, s in zip(rows, starts, strict=True)]
+        self._states.clear()
+        return torch.stack([torch.nn.functional.pad(p, (0, 0, 0, width - len(p))) for p in parts])
+
+
+class EarlyExitTarget(CachedLM):
+    """The target; where `lower` has drafted, only the layers above it run.
+
+    Args:
+        exit: number of layers that draft, 1 to layers - 1.
+
+    Raises ValueError for another `exit`, and for a model that its two halves do not reproduce.
+    """
+
+    def __init__(self, model: PreTrainedModel, rows: Sequence[Row], exit: int, **options: Any) -> None:
+        depth = model.config.get_text_config(decoder=True).num_hidden_layers
+        if not 1 <= exit < depth:
+            raise ValueError(f"assistant_early_exit={exit} is not valid: {type(model).__name__} has {depth} layers, so give 1 to {depth - 1}.")
+        super().__init__(model, rows, **options)
+        path = layers_path(model)
+        layers = model.get_submodule(path)
+        self._inject = Inject(layers[exit - 1])
+        self._upper = borrow(model, {f"{path}.{exit - 1}": self._inject, **{f"{path}.{i}": Skip(layers[i]) for i in range(exit - 1)}})
+        self._whole = model
+        size = {key: options[key] for key in ("capacity", "prefill_chunk_size") if key in options}
+        self.lower = LowerLayers(model, exit, rows, self.store, **size)
+        check_halves(model, self.lower.model, self.lower.last, self._upper, self._inject)
+
+    def logits(self, rows: Sequence[Row], extra: Sequence[Sequence[int]], keep: Sequence[int]) -> list[Tensor]:
+        if any(extra):
+            self.lower.advance(rows, extra)
+            self.model = self._upper
+        else:
+            self.model = self._whole
+        out = super().logits(rows, extra, keep)
+        self.lower.note(rows, extra)
+        return out
+
+    def _forward(self, rows: Sequence[Row], fed: Sequence[Sequence[int]], starts: list[int], keep: int) -> Tensor:
+        if self.model is self._upper:
+            self._inject.value = self.lower.take(rows, starts, max(map(len, fed)))
+        return super()._forward(rows, fed, starts, keep)
+
+
+@torch.no_grad()
+def check_halves(model: PreTrainedModel, lower: PreTrainedModel, last: Capture, upper: PreTrainedModel, inject: Inject) -> None:
+    """Raise ValueError unless the two halves, one after the other, give what the whole gives on two tokens."""
+    tokens = torch.tensor([[0, 1]], device=model.get_input_embeddings().weight.device)
+    reason: object = "they give other logits"
+    try:
+        whole = model(tokens, use_cache=False).logits
+        lower(tokens, use_cache=False)
+        inject.value = last.value
+        halves = upper(tokens, use_cache=False).logits
+        if torch.allclose(whole, halves, rtol=1e-3, atol=1e-3 * float(whole.abs().max())):
+            return
+    except Exception as error:
+        reason = error
+    raise ValueError(
+        f"assistant_early_exit cannot be used with {type(model).__name__}: its layers, run in two halves, do not reproduce the "
+        f"whole ({reason}). Choose another exit layer, or another method."
+    )
