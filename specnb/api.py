@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, StopStringCriteria
 from transformers.generation.streamers import BaseStreamer
 
-from specnb import refusals
+from specnb import drafters, refusals
 from specnb.engine import Decoder
 from specnb.models import Pair, check_pair
 from specnb.options import ASKED_BY, BY_NAME, METHODS, Method, unknown
@@ -75,7 +75,7 @@ def generate(
             assistant_model, assistant_tokenizer = pair.assistant, pair.assistant_tokenizer
     checked = {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
     config = checked.get("generation_config") or model.generation_config
-    chosen = resolve(method, checked, config, None if assistant_model is None else "draft_model")
+    chosen = resolve(method, checked, config, drafters.method_for(assistant_model))
     refusals.check_options(checked)
     if assistant_model is not None:
         check_pair(model, tokenizer, assistant_model, assistant_tokenizer)

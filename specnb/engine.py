@@ -140,7 +140,7 @@ class Decoder:
         in_call = {name: value for name, value in in_call.items() if value not in (None, False, standard.get(name))}
         method = called if called is not None else self.method
         given = {} if isinstance(method, Method) else {**(self.options or {}), **in_call}
-        return resolve(method, given, config, None if self.assistant_model is None else "draft_model")
+        return resolve(method, given, config, drafters.method_for(self.assistant_model))
 
     def _row(self, row: Row) -> RowResult:
         ids = tuple(token for step in row.steps for token in step.emitted)

@@ -73,26 +73,43 @@ def test_STA_01_failure_in_every_forward(way: str, which: str, error: type[BaseE
     unharmed(before)
 
 
-class Failing(LogitsProcessor, StoppingCriteria):
-    """Raises at its n-th call, as a processor or as a criterion."""
+class FailingProcessor(LogitsProcessor):
+    """Raises at its n-th call."""
 
     def __init__(self, n: int, error: type[BaseException]) -> None:
         self.left, self.error = n, error
 
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         self.left -= 1
         if self.left == 0:
             raise self.error
-        return scores if scores is not None else torch.zeros(input_ids.shape[0], dtype=torch.bool)
+        return scores
+
+
+class FailingCriterion(StoppingCriteria):
+    """Raises at its n-th call."""
+
+    def __init__(self, n: int, error: type[BaseException]) -> None:
+        self.left, self.error = n, error
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
 
 @pytest.mark.parametrize("error", [Boom, KeyboardInterrupt])
 @pytest.mark.parametrize("where", ["logits_processor", "stopping_criteria"])
 @pytest.mark.parametrize("way", WAYS)
 def test_STA_01_failure_in_the_users_own_code(way: str, where: str, error: type[BaseException]) -> None:
-    before, kind = configs(T, D), LogitsProcessorList if where == "logits_processor" else StoppingCriteriaList
+    before = configs(T, D)
     for n in range(1, 12):
-        fails(error, Recorder(), **{where: kind([Failing(n, error)])}, **WAYS[way])
+        if where == "logits_processor":
+            mine: Any = LogitsProcessorList([FailingProcessor(n, error)])
+        else:
+            mine = StoppingCriteriaList([FailingCriterion(n, error)])
+        fails(error, Recorder(), **{where: mine}, **WAYS[way])
     unharmed(before)
 
 
@@ -203,13 +220,13 @@ def test_STA_01_a_refused_call_leaves_no_old_result() -> None:
     assert decoder.result is None
 
 
-@pytest.mark.parametrize("layer", [-1, 0, 2, 4, 9])
-def test_STA_01_STA_02_early_exit_is_refused_by_name(layer: int) -> None:
+@pytest.mark.parametrize("layer", [-1, 0, 4, 9])
+def test_STA_01_STA_02_exit_layers_outside_the_model_are_refused_by_name(layer: int) -> None:
     before = configs(T, D)
     with no_forward(T, D):
         with pytest.raises(ValueError, match=f"assistant_early_exit={layer}"):
             spec(T, X, max_new_tokens=8, assistant_early_exit=layer)
-        with pytest.raises(ValueError, match=f"assistant_early_exit={layer}"):
+        with pytest.raises(ValueError, match="assistant_early_exit|early_exit"):
             spec(T, X, max_new_tokens=8, assistant_early_exit=layer, **WAYS["draft"])
     unharmed(before)
 
@@ -349,7 +366,7 @@ def test_SPD_01_counters_agree_with_the_models(draft: str, k: int, schedule: str
 def test_SPD_01_the_prompt_is_processed_once(chunk: int | None) -> None:
     prompt = tiny.ids(3, 50)
     for way in WAYS.values():
-        with watched(T) as calls:
+        with watched(T.model) as calls:
             result = spec(T, prompt, max_new_tokens=20, prefill_chunk_size=chunk, **way)
         prefill = len(calls) - len(result.steps) + 1
         assert sum(calls.widths[:prefill]) - len(result.steps[0].drafted) == 50

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -32,14 +32,15 @@ class CachedLM:
         first_inputs: further arguments of the first forward (image inputs, token types).
         past: a filled transformers cache holding the beginning of the only row.
         store: a store to share with another CachedLM that runs other layers of the same model.
-        hidden_states: keep the last hidden states of the tokens that each `logits()` call computed, see `hidden`.
+        hidden_states: have in `hidden` the last hidden states of all tokens that a `logits()` call computed ("all"), or of
+            those whose logits were asked for ("kept").
 
     Raises ValueError for a model that cannot be decoded this way, naming what is in the way.
     """
 
     def __init__(self, model: PreTrainedModel, rows: Sequence[Row], *, capacity: int = 0, prefill_chunk_size: int | None = None,
                  first_inputs: Mapping[str, Any] | None = None, past: DynamicCache | None = None, store: RowStore | None = None,
-                 hidden_states: bool = False) -> None:  # fmt: skip
+                 hidden_states: Literal["all", "kept"] | None = None) -> None:  # fmt: skip
         self.model, self.config = model, model.config.get_text_config(decoder=True)
         self.device = model.get_input_embeddings().weight.device
         if self.device.type == "meta":  # offloaded by accelerate: its hooks bring the weights
@@ -49,6 +50,7 @@ class CachedLM:
         self.passes = 0  # calls of logits()
         self.hidden: dict[int, tuple[int, Tensor]] = {}  # by row index: first position, states [n, size] after the final norm
         self._tap: Capture | None = None
+        self._remembers_all = hidden_states == "all"
         if hidden_states:
             self._tap = Capture(getattr(model, model.base_model_prefix))
             self.model = borrow(model, {model.base_model_prefix: self._tap})
@@ -147,13 +149,17 @@ class CachedLM:
         with torch.no_grad():
             out = module(**inputs, return_dict=True)
         if self._tap is not None:
-            self._remember(rows, fed, starts, self._tap.value.last_hidden_state)
+            self._remember(rows, fed, starts, keep, self._tap.value.last_hidden_state)
+            self._tap.value = None
         return out.logits[:, -keep:] if keep else tokens.new_empty(0)
 
-    def _remember(self, rows: Sequence[Row], fed: Sequence[Sequence[int]], starts: Sequence[int], states: Tensor) -> None:
+    def _remember(self, rows: Sequence[Row], fed: Sequence[Sequence[int]], starts: Sequence[int], keep: int, states: Tensor) -> None:  # fmt: skip
         for r, row in enumerate(rows):
             new = states[r, : len(fed[r])]
-            if row.index in self.hidden:  # a later chunk of the same call
+            if not self._remembers_all:  # a copy, so that the states of a long prompt can go
+                first = max(0, len(fed[r]) - keep)
+                self.hidden[row.index] = starts[r] + first, new[first:].clone()
+            elif row.index in self.hidden:  # a later chunk of the same call
                 start, old = self.hidden[row.index]
                 self.hidden[row.index] = start, torch.cat([old[: starts[r] - start], new])
             else:

@@ -10,10 +10,13 @@ from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Drafter, Row
 from specnb.drafters.draft_model import DraftModel
 from specnb.drafters.early_exit import EarlyExitTarget
+from specnb.drafters.gemma4_assistant import Gemma4Assistant, check_assistant, is_gemma4_assistant
+from specnb.drafters.growing import Drawing
+from specnb.drafters.mtp_layers import MtpLayers
 from specnb.drafters.prompt_lookup import PromptLookup
+from specnb.models.mtp import load_mtp
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 
@@ -36,9 +39,9 @@ class Run:
     def target(self, **more: Any) -> CachedLM:
         return CachedLM(self.model, self.rows, **self.size, **self.given, **more)
 
-    def drafting(self, device: torch.device) -> dict[str, Any]:
-        """How a drafter with a law of its own draws: the arguments of that name."""
-        return {"sample": self.sample, "threshold": self.options["assistant_confidence_threshold"], "device": device}
+    def drawing(self, target: CachedLM) -> Drawing:
+        """How a drafter with a law of its own picks its tokens."""
+        return Drawing(self.sample, self.options["assistant_confidence_threshold"], target.device, target.vocab_size)
 
 
 def _plain(run: Run) -> tuple[CachedLM, Drafter | None]:
@@ -50,16 +53,28 @@ def _prompt_lookup(run: Run) -> tuple[CachedLM, Drafter]:
 
 
 def _draft_model(run: Run) -> tuple[CachedLM, Drafter]:
-    if run.assistant_model is None:
-        raise ValueError("method 'draft_model' needs assistant_model=: a smaller model with the same tokenizer.")
+    assert run.assistant_model is not None
     target = run.target()
     lm = CachedLM(run.assistant_model, run.rows, **run.size)
-    return target, DraftModel(lm, target.vocab_size, **run.drafting(target.device))
+    return target, DraftModel(lm, run.drawing(target))
 
 
 def _early_exit(run: Run) -> tuple[CachedLM, Drafter]:
     target = EarlyExitTarget(run.model, run.rows, run.options["assistant_early_exit"], **run.size, **run.given)
-    return target, DraftModel(target.lower, target.vocab_size, **run.drafting(target.device))
+    return target, DraftModel(target.lower, run.drawing(target))
+
+
+def _mtp_layers(run: Run) -> tuple[CachedLM, Drafter]:
+    mtp = load_mtp(run.model)
+    target = run.target(hidden_states="all")
+    return target, MtpLayers(mtp, target, run.rows, run.size, run.drawing(target))
+
+
+def _gemma4_assistant(run: Run) -> tuple[CachedLM, Drafter]:
+    assert run.assistant_model is not None
+    check_assistant(run.model, run.assistant_model)
+    target = run.target(hidden_states="kept")
+    return target, Gemma4Assistant(run.assistant_model, target, run.drawing(target))
 
 
 _METHODS: dict[str, Callable[[Run], tuple[CachedLM, Drafter | None]]] = {
@@ -67,7 +82,16 @@ _METHODS: dict[str, Callable[[Run], tuple[CachedLM, Drafter | None]]] = {
     "prompt_lookup": _prompt_lookup,
     "draft_model": _draft_model,
     "early_exit": _early_exit,
+    "mtp_layers": _mtp_layers,
+    "gemma4_assistant": _gemma4_assistant,
 }
+
+
+def method_for(assistant_model: PreTrainedModel | None) -> str | None:
+    """The method that an assistant model is for; None without one."""
+    if assistant_model is None:
+        return None
+    return "gemma4_assistant" if is_gemma4_assistant(assistant_model) else "draft_model"
 
 
 def assemble(method: str, run: Run) -> tuple[CachedLM, Drafter | None]:

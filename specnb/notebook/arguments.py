@@ -27,7 +27,8 @@ written --option=VALUE. Backslashes outside of double quotes stay as they are; i
 a backslash. In --stop-strings and --system, \\n, \\t, \\r and \\\\ then mean line break, tab, carriage return and
 backslash. The line is not expanded: {name} and $name stay as written. In the body, --expand replaces {name}.
 
-The last result is always in the variable _specgen. A running cell can be interrupted: what was generated until then is
+Without --max-new-tokens up to 256 tokens come; %config SpecMagics shows and sets such defaults. The last result is always
+in the variable _specgen. A running cell can be interrupted: what was generated until then is
 shown and kept, and the cell ends with an error of one line, so that queued cells do not run."""
 _SPECLOAD = """Load a model, and a draft model if one is named, and make it the one that %%specgen uses.
 

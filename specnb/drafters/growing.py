@@ -1,0 +1,62 @@
+"""One row's draft while it grows: how a drafter with a law of its own picks its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specnb.decoding.contracts import Draft, Row
+from specnb.decoding.verify import draw
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How tokens are picked from a drafter's logits.
+
+    `sample`: draw from the processed law (and report it) instead of taking the most probable token; `threshold`: a draft ends
+    after a token that had less probability than this; laws and random numbers live on `device`, laws have the target's
+    `vocab_size`.
+    """
+
+    sample: bool
+    threshold: float
+    device: torch.device
+    vocab_size: int
+
+
+@dataclass
+class Growing:
+    """The draft of one row, up to `most` tokens."""
+
+    row: Row
+    most: int
+    drawing: Drawing
+    tokens: list[int] = field(default_factory=list)
+    laws: list[Tensor] = field(default_factory=list)
+    doubted: bool = False
+
+    @property
+    def open(self) -> bool:
+        """Whether another token is wanted."""
+        return len(self.tokens) < self.most and not self.doubted
+
+    def add(self, logits: Tensor) -> None:
+        """Pick the next token from the drafter's logits `[vocab]`; its vocabulary may be padded to another size."""
+        how, processors = self.drawing, self.row.processors.for_draft
+        logits = logits[None, : how.vocab_size].to(how.device)
+        if logits.shape[-1] < how.vocab_size:  # before the processors: some know the target's size
+            logits = torch.nn.functional.pad(logits, (0, how.vocab_size - logits.shape[-1]), value=-torch.inf)
+        scores = processors(None if processors.pointwise else self.row.prefix(self.tokens), logits)[0]
+        if how.sample:
+            self.laws.append(scores.softmax(-1))
+            token = draw(self.laws[-1], self.row.generator)
+        else:
+            token = int(scores.argmax())
+        self.tokens.append(token)
+        if how.threshold:
+            self.doubted = bool((scores[token] - scores.logsumexp(-1)).exp() < how.threshold)
+
+    def draft(self) -> Draft:
+        return Draft(self.tokens, torch.stack(self.laws) if self.laws else None)

@@ -1,0 +1,115 @@
+"""MTP layers of the checkpoint: layer i drafts token i from the target's hidden states and the tokens after them.
+
+DeepSeek-V3 2412.19437, section 2.2; GLM-4.5. Slot s of a layer's cache belongs to the target's hidden state at position s;
+layer m reads there the token at position s + 1 + m, of which the last m are drafted ones. After each pass the slots whose
+tokens were drafts are computed again, so every layer always holds what a clean pass over the text would give.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specnb.decoding.cached import CachedLM
+from specnb.decoding.contracts import Draft, Row
+from specnb.decoding.store import RowStore
+from specnb.drafters.growing import Drawing, Growing
+
+
+class MtpLayers:
+    """Drafts with `mtp`, transformers' `MtpModel`; `target` must keep all its hidden states.
+
+    Drafts longer than the number of layers go through the layers again, each token in a slot of its own behind the text.
+    """
+
+    drafts_first = False
+
+    def __init__(self, mtp: Any, target: CachedLM, rows: Sequence[Row], size: Mapping[str, Any], drawing: Drawing) -> None:
+        self.mtp, self.target, self.drawing = mtp, target, drawing
+        self.depth = len(mtp.layers)
+        self.device = next(mtp.layers.parameters()).device
+        self.store = RowStore(mtp.config, [row.index for row in rows], size["capacity"])
+        self._states: dict[int, tuple[int, Tensor]] = {}  # hidden states from the first slot on that is not settled
+        self._cache_name = "cache" if "cache" in inspect.signature(mtp.layers[0].forward).parameters else "past_key_values"
+
+    def propose(self, rows: Sequence[Row], k: Sequence[int]) -> list[Draft]:
+        self.store.follow([row.index for row in rows])
+        for row in rows:
+            self._collect(row)
+        drafts = [Growing(row, n, self.drawing) for row, n in zip(rows, k, strict=True)]
+        if not any(draft.open for draft in drafts):
+            return [draft.draft() for draft in drafts]
+        ends = [len(row.ids) - 1 for row in rows]  # one slot per token that has another behind it
+        starts = [self._states[row.index][0] for row in rows]
+        width = max(end - start for start, end in zip(starts, ends, strict=True))
+        states = torch.stack([_padded(self._states[row.index][1], width) for row in rows])
+        known = [list(row.ids[start:]) for row, start in zip(rows, starts, strict=True)]
+        for m in range(self.depth):  # all layers, also for a short draft: the next one needs their slots
+            fed = [tokens[1 + m :] for tokens in known]
+            states = self._run(m, fed, states, starts, 1 + m)
+            last = [states[r, end - start - 1] for r, (start, end) in enumerate(zip(starts, ends, strict=True))]
+            self._add(drafts, known, last)
+        self._settle(rows)
+        i = self.depth
+        while any(draft.open for draft in drafts):
+            slots = [end - 1 + i // self.depth for end in ends]
+            fed = [tokens[-1:] for tokens in known]
+            states = self._run(i % self.depth, fed, torch.stack(last)[:, None], slots, ends[0] + i - slots[0])
+            last = list(states[:, 0])
+            self._add(drafts, known, last)
+            i += 1
+        return [draft.draft() for draft in drafts]
+
+    def _collect(self, row: Row) -> None:
+        """Take over the target's hidden states of committed tokens."""
+        start, new = self.target.hidden[row.index]
+        new = new[: len(row.ids) - 1 - start].to(self.device)
+        first, old = self._states.get(row.index, (start, new[:0]))
+        self._states[row.index] = first, torch.cat([old[: start - first], new])
+
+    def _settle(self, rows: Sequence[Row]) -> None:
+        """Forget the states of slots in which no layer has read a drafted token."""
+        for row in rows:
+            first, states = self._states[row.index]
+            settled = max(first, len(row.ids) - self.depth)
+            self._states[row.index] = settled, states[settled - first :]
+
+    def _add(self, drafts: Sequence[Growing], known: Sequence[list[int]], last: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            logits = self.mtp._project_to_logits(torch.stack(list(last)))
+        for draft, tokens, scores in zip(drafts, known, logits, strict=True):
+            if draft.open:
+                draft.add(scores)
+                tokens.append(draft.tokens[-1])
+            else:  # a closed draft only keeps the layers' slots filled
+                tokens.append(tokens[-1])
+
+    def _run(self, m: int, fed: Sequence[Sequence[int]], states: Tensor, slots: list[int], ahead: int) -> Tensor:
+        """Layer m over `fed[r]` in slots from `slots[r]` on; the tokens stand `ahead` positions after their slots."""
+        width = states.shape[1]
+        tokens = torch.tensor([[*f, *[0] * (width - len(f))] for f in fed], device=self.target.device)
+        self.store.span.set(list(slots))
+        at = torch.tensor(slots, device=self.device)[:, None] + torch.arange(width, device=self.device)
+        sdpa = getattr(self.mtp.config, "_attn_implementation", "eager") == "sdpa"
+        mask = self.store.mask(at, None if sdpa else states.dtype)
+        kinds: Sequence[str] = getattr(self.mtp.config, "layer_types", None) or ()
+        if isinstance(mask, dict):
+            mask = mask[kinds[m]]
+        rope = {"layer_type": kinds[m]} if getattr(self.mtp, "has_per_layer_rope", False) else {}
+        with torch.no_grad():
+            embedded = self.mtp.embed_tokens(tokens).to(states.device)
+            angles = None if self.mtp.rotary_emb is None else self.mtp.rotary_emb(embedded, position_ids=at + ahead, **rope)
+            out: Tensor = self.mtp.layers[m](
+                embedded, states, position_embeddings=angles, position_ids=at + ahead, attention_mask=mask, **{self._cache_name: self.store}
+            )
+            if getattr(self.mtp, "use_shared_post_norm", False):
+                out = self.mtp.shared_post_norm(out)
+        return out
+
+
+def _padded(states: Tensor, width: int) -> Tensor:
+    return torch.nn.functional.pad(states, (0, 0, 0, width - len(states)))

@@ -1,0 +1,101 @@
+"""The multi-token-prediction layers of a checkpoint: found by the config, read once, kept with the model."""
+
+from __future__ import annotations
+
+import re
+from textwrap import shorten
+from types import SimpleNamespace
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import PreTrainedModel, modeling_layers
+
+_LOADED: WeakKeyDictionary[PreTrainedModel, MtpModel] = WeakKeyDictionary()
+
+
+class MtpModel(modeling_layers.MtpModel):  # its weight conversion goes by this name
+    """transformers finds the layers at the numbers of the released sizes only; the config knows them for any size."""
+
+    def __init__(self, main_model: PreTrainedModel, num_mtp_layers: int) -> None:
+        config = main_model.config.get_mtp_config()
+        if getattr(config, "first_k_dense_replace", None):
+            config.first_k_dense_replace = 0  # an MTP block is never one of the dense first layers
+        super().__init__(
+            SimpleNamespace(
+                config=SimpleNamespace(get_mtp_config=lambda: config),
+                get_decoder=main_model.get_decoder,
+                get_input_embeddings=main_model.get_input_embeddings,
+                lm_head=main_model.get_output_embeddings(),
+            ),
+            num_mtp_layers,
+        )
+
+    @staticmethod
+    def get_mtp_weights_regex(main_model: PreTrainedModel) -> re.Pattern[str]:
+        depth, count = _depth(main_model), num_mtp_layers(main_model)
+        own = [p for p in (main_model._keys_to_ignore_on_load_unexpected or ()) if "mtp" in p]
+        return re.compile("|".join([*(rf"(?:^|\.)layers\.{depth + i}\." for i in range(count)), *own]))
+
+
+def num_mtp_layers(model: PreTrainedModel) -> int:
+    """How many MTP layers the config declares; 0 if it knows none."""
+    return getattr(model.config.get_text_config(decoder=True), "num_mtp_layers", None) or 0
+
+
+def load_mtp(model: PreTrainedModel) -> MtpModel:
+    """The MTP layers of `model`'s checkpoint, on the device of its last layer; read on the first call, then kept with it.
+
+    Embedding and head are the model's own. Neither disk nor network is needed after the first call.
+
+    Raises:
+        ValueError: the config declares no MTP layers, the model did not come from a checkpoint, tensors are missing, or the
+            model is quantised or offloaded; the message names the checkpoint, the tensors and what to do.
+    """
+    if model in _LOADED:
+        return _LOADED[model]
+    name, where = type(model).__name__, model.config.name_or_path
+    if not num_mtp_layers(model):
+        raise ValueError(
+            f"{name} ({where or 'built from a config'}) has no MTP layers: its config declares num_nextn_predict_layers = "
+            f"{num_mtp_layers(model)}. Use a checkpoint that has them (GLM-4.5, DeepSeek-V3, ...) or another method."
+        )
+    first, count = _depth(model), num_mtp_layers(model)
+    expected = ", ".join(f"layers.{first + i}.*" for i in range(count))
+    if not where:
+        raise ValueError(
+            f"{name} was not loaded from a checkpoint, so there is nowhere to read its MTP tensors ({expected}) from. Load it with "
+            "from_pretrained()."
+        )
+    _check_dense(model)
+    try:
+        mtp = MtpModel.from_pretrained(model, device_map={"": _last_device(model)})
+    except Exception as error:
+        raise ValueError(
+            f"the MTP layers of {where} could not be loaded: tensors {expected} (enorm, hnorm, eh_proj, shared_head.norm and a decoder "
+            f"block each) are needed. Some re-uploads and save_pretrained() drop them; get the original checkpoint. ({shorten(str(error), 300)})"
+        ) from error
+    mtp = mtp.eval().to(model.dtype)
+    _LOADED[model] = mtp
+    return mtp
+
+
+def _depth(model: PreTrainedModel) -> int:
+    return int(model.config.get_text_config(decoder=True).num_hidden_layers)
+
+
+def _last_device(model: PreTrainedModel) -> torch.device:
+    device: torch.device = next(model.get_decoder().layers[-1].parameters()).device
+    return device
+
+
+def _check_dense(model: PreTrainedModel) -> None:
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise ValueError(
+            f"{type(model).__name__} is quantised; its MTP layers cannot be loaded beside it. Load it without quantization, or use "
+            "another method."
+        )
+    if _last_device(model).type == "meta":
+        raise ValueError(
+            f"the last layer of {type(model).__name__} is offloaded; its MTP layers need a device. Give it more memory (device_map), or "
+            "use another method."
+        )
