@@ -13,7 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from specnb import drafters, refusals
 from specnb.engine import Decoder
-from specnb.models import Pair, check_pair
+from specnb.models import Pair
 from specnb.options import ASKED_BY, BY_NAME, METHODS, Method, unknown
 from specnb.resolve import OF_ASSISTANTS, OF_SPECNB, method_name, resolve
 from specnb.trace import GenerationResult, Step
@@ -75,16 +75,15 @@ def generate(
             assistant_model, assistant_tokenizer = pair.assistant, pair.assistant_tokenizer
     checked = {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
     config = checked.get("generation_config") or model.generation_config
-    chosen = resolve(method, checked, config, drafters.method_for(assistant_model))
+    assistant = drafters.method_for(model, assistant_model, tokenizer, assistant_tokenizer)
+    chosen = resolve(method, checked, config, assistant)
     refusals.check_options(checked)
-    if assistant_model is not None:
-        check_pair(model, tokenizer, assistant_model, assistant_tokenizer)
     passed = {name: value for name, value in checked.items() if name not in OF_SPECNB}
     passed = encode(model, inputs, passed, tokenizer)
     refusals.check_model(model, passed)
     stop_strings = passed.pop("stop_strings", None)
     engine = Decoder(chosen, None, assistant_model, assistant_tokenizer, tokenizer, streamer, on_step, cancel, BY_NAME["seed"].check(seed),
-                     stopping(stop_strings if stop_strings is not None else config.stop_strings, tokenizer))  # fmt: skip
+                     stopping(stop_strings if stop_strings is not None else config.stop_strings, tokenizer), assistant)  # fmt: skip
     if config.stop_strings is not None:
         passed["stop_strings"] = None
     model.generate(**passed, custom_generate=engine)

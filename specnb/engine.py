@@ -50,6 +50,7 @@ class Decoder:
     cancel: threading.Event | None = None
     seed: int | None = None
     stopping_criteria: Sequence[Any] = ()
+    assistant_for: str | None = None  # the assistant's method, where that was found out before
     result: GenerationResult | None = None
 
     def __call__(self, model: PreTrainedModel, input_ids: Tensor, logits_processor: LogitsProcessorList,
@@ -60,7 +61,8 @@ class Decoder:
         began = time.perf_counter()
         refusals.check_model(model, model_kwargs)
         refusals.check_options(generation_config)
-        chosen = self._method(method, generation_config)
+        assistant = self.assistant_for or drafters.method_for(model, self.assistant_model, self.tokenizer, self.assistant_tokenizer)
+        chosen = drafters.with_defaults(self._method(method, generation_config, assistant), model)
         sample = bool(generation_config.do_sample)
         seed = self.seed if seed is None else BY_NAME["seed"].check(seed)
         if sample and seed is None:
@@ -86,7 +88,7 @@ class Decoder:
                   if name not in _FOR_ITS_LOOP and value is not None}  # fmt: skip
         size = {"capacity": max(map(len, prompts)) + min(room, 512) + 16, "prefill_chunk_size": generation_config.prefill_chunk_size}
         run = drafters.Run(model, rows, chosen.options, sample, stops.eos, size, {"first_inputs": inputs, "past": past},
-                           self.assistant_model)  # fmt: skip
+                           self.assistant_model, self.tokenizer, self.assistant_tokenizer)  # fmt: skip
         target, drafter = drafters.assemble(chosen.name, run)
         steps = decode(
             target, drafter, rows, stops=stops,
@@ -133,14 +135,14 @@ class Decoder:
             if self.streamer is not None:
                 self.streamer.end()
 
-    def _method(self, called: Method | str | None, config: GenerationConfig) -> Method:
+    def _method(self, called: Method | str | None, config: GenerationConfig, assistant: str | None) -> Method:
         """The method in effect: the call's options decide, then the bound ones, then the generation config's."""
         standard = GenerationConfig._get_default_generation_params()
         in_call = {name: getattr(config, name, None) for name in OF_SPECNB}
         in_call = {name: value for name, value in in_call.items() if value not in (None, False, standard.get(name))}
         method = called if called is not None else self.method
         given = {} if isinstance(method, Method) else {**(self.options or {}), **in_call}
-        return resolve(method, given, config, drafters.method_for(self.assistant_model))
+        return resolve(method, given, config, assistant)
 
     def _row(self, row: Row) -> RowResult:
         ids = tuple(token for step in row.steps for token in step.emitted)

@@ -73,7 +73,7 @@ class Option:
         return ok
 
 
-_MODEL_DRAFTERS = ("draft_model", "early_exit", "mtp_layers", "gemma4_assistant")
+_MODEL_DRAFTERS = ("draft_model", "early_exit", "mtp_layers", "gemma4_assistant", "universal")
 _DRAFTERS = (*_MODEL_DRAFTERS, "prompt_lookup")
 
 OPTIONS: tuple[Option, ...] = (
@@ -136,9 +136,11 @@ METHODS: dict[str, MethodInfo] = {
         MethodInfo("early_exit", "Early exit", "the target's own first layers draft, and what they computed is reused",
                    "LayerSkip, Elhoushi et al. 2404.16710", needs=("assistant_early_exit",)),
         MethodInfo("mtp_layers", "MTP layers", "prediction layers inside the target's checkpoint draft, one token each",
-                   "DeepSeek-V3 2412.19437; GLM-4.5", needs=("use_mtp",)),
+                   "DeepSeek-V3 2412.19437; GLM-4.5", needs=("use_mtp",), defaults={"num_assistant_tokens": None}),
         MethodInfo("gemma4_assistant", "MTP drafter (Gemma 4)", "a small drafter that reads the target's keys, values and last state",
                    "Gemma 4 multi-token prediction guide, Google 2026", needs=("assistant_model",)),
+        MethodInfo("universal", "Universal", "any small model drafts, whatever its tokenizer",
+                   "Timor et al. 2502.05202", needs=("assistant_model", "assistant_tokenizer")),
     )
 }
 

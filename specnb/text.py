@@ -37,6 +37,11 @@ class Detokenizer:
         """One piece of text per id."""
         return [self._push(int(token)) for token in ids]
 
+    @property
+    def held(self) -> bool:
+        """Whether text is held back, an unfinished character say."""
+        return bool(self._decode(self._ids)[self._sent :])
+
     def peek(self, ids: Iterable[int]) -> list[str]:
         """The pieces that `ids` would get if pushed now, unfinished characters included; changes nothing."""
         saved = (self._ids, self._sent, self._limit)

@@ -135,5 +135,6 @@ def no_forward(*models: PreTrainedModel) -> Iterator[None]:
 def configs(*models: PreTrainedModel) -> list[Any]:
     """Everything configurable about models, for comparing before and after."""
     return [
-        (model.config.to_dict(), model.generation_config.to_dict(), model.training, sorted(vars(model))) for model in models
+        (model.config.to_dict(), model.generation_config.to_dict(), model.training, sorted(vars(model)))
+        for model in models
     ]

@@ -104,7 +104,9 @@ def fresh(code: str) -> str:
 HEAVY = ("torch", "transformers", "ipywidgets", "IPython", "matplotlib", "pandas", "numpy")
 
 
-@pytest.mark.parametrize("statement", ["import specnb", "import specnb; dir(specnb); specnb.Method('plain'); specnb.GenerationResult"])
+@pytest.mark.parametrize(
+    "statement", ["import specnb", "import specnb; dir(specnb); specnb.Method('plain'); specnb.GenerationResult"]
+)
 def test_import_is_light(statement: str) -> None:
     out = fresh(f"import sys; {statement}; print([name for name in {HEAVY!r} if name in sys.modules])")
     assert out.strip() == "[]"

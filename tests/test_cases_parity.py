@@ -47,7 +47,9 @@ def test_PAR_01_reused_cache(first: str, second: str) -> None:
     said = turn(T, X, 6, cache, WAYS[first])
     assert cache.get_seq_length() == 7 + 6 - 1
     prompt = torch.cat([X, torch.tensor([said]), tiny.ids(9, 3)], 1)
-    assert turn(T, prompt, 8, cache, WAYS[second]) == plain(T, prompt, max_new_tokens=8) == [48, 30, 22, 4, 15, 29, 3, 3]
+    assert (
+        turn(T, prompt, 8, cache, WAYS[second]) == plain(T, prompt, max_new_tokens=8) == [48, 30, 22, 4, 15, 29, 3, 3]
+    )
     assert cache.get_seq_length() == prompt.shape[1] + 8 - 1
 
 
@@ -56,7 +58,9 @@ def test_PAR_01_reused_cache_of_other_families(family: str) -> None:
     """Three turns over the window (6), with caches that know the window and ones that do not."""
     model = tiny.family(family)
     drafts = {"assistant_model": tiny.noisy(model, 0.03), **EAGER}
-    for config, order in itertools.product((True, False), itertools.permutations(({}, drafts, {"method": "prompt_lookup"}))):
+    for config, order in itertools.product(
+        (True, False), itertools.permutations(({}, drafts, {"method": "prompt_lookup"}))
+    ):
         cache = DynamicCache(config=model.config) if config else DynamicCache()
         text = tiny.ids(3, 4)
         for way in order:
@@ -119,7 +123,11 @@ def test_PAR_01_caches_that_cannot_be_continued_are_refused() -> None:
 def test_PAR_03_half_precision_differs_at_ties_only(way: str, dtype: torch.dtype) -> None:
     """The first difference from plain greedy is a near tie, the trace says so, and everything before is equal."""
     model, draft = tiny.llama().to(dtype), tiny.noisy(tiny.llama(), 0.03).to(dtype)
-    how = {"assistant_model": draft, "num_assistant_tokens": 5, **EAGER} if way == "draft" else {"prompt_lookup_num_tokens": 5}
+    how = (
+        {"assistant_model": draft, "num_assistant_tokens": 5, **EAGER}
+        if way == "draft"
+        else {"prompt_lookup_num_tokens": 5}
+    )
     for seed in range(6):
         prompt = tiny.ids(seed, 7)
         expected = plain(model, prompt, max_new_tokens=60)
@@ -134,7 +142,9 @@ def test_PAR_03_half_precision_differs_at_ties_only(way: str, dtype: torch.dtype
         assert at is None or margins[at] <= 8 * ulp
         if at is not None:  # one forward over the whole text agrees that the two were close
             with torch.no_grad():
-                logits = model(torch.cat([prompt, torch.tensor([expected[:at]], dtype=torch.long)], 1)).logits[0, -1].float()
+                logits = (
+                    model(torch.cat([prompt, torch.tensor([expected[:at]], dtype=torch.long)], 1)).logits[0, -1].float()
+                )
             assert abs(float(logits[result.ids[at]] - logits[expected[at]])) <= 8 * ulp
 
 
@@ -179,7 +189,9 @@ def test_PAR_04_processor_with_a_state_in_rows(way: str) -> None:
     """Each row has a copy of its own; the user's object is left as it was."""
     prompts, ours = [tiny.ids(1, 4), tiny.ids(2, 9), tiny.ids(3, 6)], Parity()
     ids, mask = padded(prompts)
-    result = spec(T, ids, attention_mask=mask, max_new_tokens=15, logits_processor=LogitsProcessorList([ours]), **WAYS[way])
+    result = spec(
+        T, ids, attention_mask=mask, max_new_tokens=15, logits_processor=LogitsProcessorList([ours]), **WAYS[way]
+    )
     for row, prompt in zip(result.rows, prompts, strict=True):
         assert list(row.ids) == plain(T, prompt, max_new_tokens=15, logits_processor=LogitsProcessorList([Parity()]))
     assert ours.lengths == []
@@ -192,7 +204,14 @@ def test_PAR_04_a_state_that_cannot_be_copied_is_refused_for_rows() -> None:
 
     ids, mask = padded([X, tiny.ids(1, 3)])
     with no_forward(T, D), pytest.raises(ValueError, match="Grammar"):
-        spec(T, ids, attention_mask=mask, max_new_tokens=5, logits_processor=LogitsProcessorList([Grammar()]), **WAYS["draft"])
+        spec(
+            T,
+            ids,
+            attention_mask=mask,
+            max_new_tokens=5,
+            logits_processor=LogitsProcessorList([Grammar()]),
+            **WAYS["draft"],
+        )
 
 
 @pytest.mark.parametrize("way", DRAFTING)

@@ -216,7 +216,14 @@ def test_STA_01_a_refused_call_leaves_no_old_result() -> None:
     T.generate(X, attention_mask=torch.ones_like(X), do_sample=False, max_new_tokens=4, custom_generate=decoder)
     assert decoder.result is not None
     with pytest.raises(ValueError, match="guidance_scale"):
-        T.generate(X, attention_mask=torch.ones_like(X), do_sample=False, max_new_tokens=4, guidance_scale=2.0, custom_generate=decoder)
+        T.generate(
+            X,
+            attention_mask=torch.ones_like(X),
+            do_sample=False,
+            max_new_tokens=4,
+            guidance_scale=2.0,
+            custom_generate=decoder,
+        )
     assert decoder.result is None
 
 
@@ -236,7 +243,9 @@ def test_a_run_changes_no_model() -> None:
     weights = [copy.deepcopy(model.state_dict()) for model in (T, D)]
     for way in WAYS.values():
         spec(T, X, max_new_tokens=12, **way)
-        specnb.generate(T, X, do_sample=True, temperature=0.7, top_k=3, max_new_tokens=12, repetition_penalty=1.2, **way)
+        specnb.generate(
+            T, X, do_sample=True, temperature=0.7, top_k=3, max_new_tokens=12, repetition_penalty=1.2, **way
+        )
     unharmed(before)
     for model, old in zip((T, D), weights, strict=True):
         assert all(torch.equal(old[name], value) for name, value in model.state_dict().items())
@@ -317,12 +326,16 @@ def test_STA_05_the_targets_config_is_next_and_the_drafts_is_never_read() -> Non
 def test_STA_05_the_confidence_threshold_ends_drafts() -> None:
     drafted = []
     for threshold in (0, 0.2, 0.5, 0.9, 1):
-        result = spec(T, X, max_new_tokens=60, assistant_model=D, num_assistant_tokens=8, assistant_confidence_threshold=threshold)
+        result = spec(
+            T, X, max_new_tokens=60, assistant_model=D, num_assistant_tokens=8, assistant_confidence_threshold=threshold
+        )
         assert result.options["assistant_confidence_threshold"] == threshold
         drafted.append(result.num_draft_tokens / result.num_spec_steps)
         for step in result.steps:  # every drafted token but the last was above the threshold
             for i in range(1, len(step.drafted)):
-                text = torch.tensor([X[0].tolist() + list(result.ids[: step.position - 7]) + list(step.drafted[: i - 1])])
+                text = torch.tensor(
+                    [X[0].tolist() + list(result.ids[: step.position - 7]) + list(step.drafted[: i - 1])]
+                )
                 with torch.no_grad():
                     law = D(text).logits[0, -1].softmax(-1)
                 assert law[step.drafted[i - 1]] >= threshold - 1e-5

@@ -107,7 +107,9 @@ def test_STP_02_stop_strings(way: str) -> None:
     places = set()
     for prompt, stop in stop_strings():
         expected = plain(TEXTUAL, prompt, max_new_tokens=24, stop_strings=[stop], tokenizer=TOKENIZER)
-        result = streamed(TEXTUAL, prompt, max_new_tokens=24, stop_strings=[stop], tokenizer=TOKENIZER, **TEXT_WAYS[way])
+        result = streamed(
+            TEXTUAL, prompt, max_new_tokens=24, stop_strings=[stop], tokenizer=TOKENIZER, **TEXT_WAYS[way]
+        )
         assert list(result.ids) == expected
         if len(expected) < 24:
             assert result.finish_reason == "stop_string"
@@ -117,12 +119,17 @@ def test_STP_02_stop_strings(way: str) -> None:
 
 
 def test_STP_02_several_stop_strings_in_every_way_of_giving_them() -> None:
-    stops = [stop for prompt, stop in stop_strings() if prompt is FOX][-1:] + ["never in there"]
+    stops = [*[stop for prompt, stop in stop_strings() if prompt is FOX][-1:], "never in there"]
     expected = plain(TEXTUAL, FOX, max_new_tokens=24, stop_strings=stops, tokenizer=TOKENIZER)
     assert len(expected) < 24
-    assert list(spec(TEXTUAL, FOX, max_new_tokens=24, stop_strings=stops, tokenizer=TOKENIZER, **TEXT_WAYS["draft"]).ids) == expected
+    assert (
+        list(spec(TEXTUAL, FOX, max_new_tokens=24, stop_strings=stops, tokenizer=TOKENIZER, **TEXT_WAYS["draft"]).ids)
+        == expected
+    )
     decoder = specnb.decoder(stop_strings=stops, tokenizer=TOKENIZER, **TEXT_WAYS["draft"])
-    out = TEXTUAL.generate(FOX, attention_mask=torch.ones_like(FOX), do_sample=False, max_new_tokens=24, custom_generate=decoder)
+    out = TEXTUAL.generate(
+        FOX, attention_mask=torch.ones_like(FOX), do_sample=False, max_new_tokens=24, custom_generate=decoder
+    )
     assert out[0, FOX.shape[1] :].tolist() == expected
     configured = tiny.llama(vocab=330)
     configured.generation_config.stop_strings = stops
@@ -191,7 +198,10 @@ def test_STP_03_at_the_end_of_the_positions() -> None:
 
 def test_STP_03_beyond_the_positions_the_run_ends_and_says_so() -> None:
     model, prompt = tiny.gpt2(positions=32), tiny.ids(2, 4).repeat(1, 7)[:, :27]
-    for how in ({"assistant_model": tiny.noisy(model, 0), "num_assistant_tokens": 12, **EAGER}, {"prompt_lookup_num_tokens": 10}):
+    for how in (
+        {"assistant_model": tiny.noisy(model, 0), "num_assistant_tokens": 12, **EAGER},
+        {"prompt_lookup_num_tokens": 10},
+    ):
         result = streamed(model, prompt, max_new_tokens=20, **how)
         assert list(result.ids) == plain(model, prompt, max_new_tokens=6)
         assert result.finish_reason == "context"
@@ -205,7 +215,9 @@ def test_STP_03_a_draft_with_fewer_positions_stops_drafting(positions: int) -> N
     for n in (2, 8, 20):
         prompt = tiny.ids(n, n)
         with watched(draft) as calls:
-            assert list(streamed(model, prompt, max_new_tokens=24, **how).ids) == plain(model, prompt, max_new_tokens=24)
+            assert list(streamed(model, prompt, max_new_tokens=24, **how).ids) == plain(
+                model, prompt, max_new_tokens=24
+            )
         assert calls.largest_position < positions
     prompts = [tiny.ids(1, 20), tiny.ids(2, 3), tiny.ids(3, 9)]
     ids, mask = padded(prompts)
@@ -219,7 +231,10 @@ def test_STP_03_rows_at_the_end_of_the_positions() -> None:
     model = tiny.gpt2(positions=32)
     prompts = [tiny.ids(2, 4).repeat(1, 7)[:, :27], tiny.ids(1, 5), tiny.ids(3, 16)]
     ids, mask = padded(prompts)
-    for how in ({"assistant_model": tiny.noisy(model, 0.03), "num_assistant_tokens": 12, **EAGER}, {"prompt_lookup_num_tokens": 10}):
+    for how in (
+        {"assistant_model": tiny.noisy(model, 0.03), "num_assistant_tokens": 12, **EAGER},
+        {"prompt_lookup_num_tokens": 10},
+    ):
         result = spec(model, ids, attention_mask=mask, max_new_tokens=5, **how)
         assert [list(row.ids) for row in result.rows] == [plain(model, p, max_new_tokens=5) for p in prompts]
         longer = spec(model, ids, attention_mask=mask, max_new_tokens=12, **how)

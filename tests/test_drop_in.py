@@ -147,7 +147,9 @@ def test_options_in_the_call_reach_the_decoder() -> None:
 
 def test_options_in_a_generation_config_reach_the_decoder() -> None:
     decoder = specnb.decoder(assistant_model=PERFECT)
-    config = GenerationConfig(num_assistant_tokens=2, assistant_confidence_threshold=0.0, max_new_tokens=20, do_sample=False)
+    config = GenerationConfig(
+        num_assistant_tokens=2, assistant_confidence_threshold=0.0, max_new_tokens=20, do_sample=False
+    )
     T.generate(X, attention_mask=MASK, generation_config=config, custom_generate=decoder)
     assert longest(decoder) == 2
     assert list(decoder.result.ids) == FREE
@@ -185,13 +187,20 @@ def test_method_and_seed_in_the_call_of_generate() -> None:
 
 
 def test_a_method_object_brings_its_options() -> None:
-    result = spec(T, X, max_new_tokens=20, method=specnb.Method("prompt_lookup", num_assistant_tokens=2, max_matching_ngram_size=1))
+    result = spec(
+        T,
+        X,
+        max_new_tokens=20,
+        method=specnb.Method("prompt_lookup", num_assistant_tokens=2, max_matching_ngram_size=1),
+    )
     assert (result.options["num_assistant_tokens"], result.options["max_matching_ngram_size"]) == (2, 1)
     assert list(result.ids) == FREE
 
 
 def test_options_in_effect_are_reported() -> None:
-    result = specnb.generate(T, X, do_sample=True, temperature=0.7, top_p=0.9, top_k=5, max_new_tokens=6, seed=2, **WAYS["draft"])
+    result = specnb.generate(
+        T, X, do_sample=True, temperature=0.7, top_p=0.9, top_k=5, max_new_tokens=6, seed=2, **WAYS["draft"]
+    )
     wanted = {"num_assistant_tokens": 4, "assistant_confidence_threshold": 0, "temperature": 0.7, "top_p": 0.9, "top_k": 5,
               "do_sample": True, "max_new_tokens": 6, "verification": "token"}  # fmt: skip
     assert wanted.items() <= result.options.items()
@@ -199,11 +208,15 @@ def test_options_in_effect_are_reported() -> None:
 
 
 def test_a_generation_config_in_the_call() -> None:
-    config = GenerationConfig(num_assistant_tokens=2, assistant_confidence_threshold=0.0, max_new_tokens=9, do_sample=False)
+    config = GenerationConfig(
+        num_assistant_tokens=2, assistant_confidence_threshold=0.0, max_new_tokens=9, do_sample=False
+    )
     result = specnb.generate(T, X, attention_mask=MASK, generation_config=config, assistant_model=PERFECT)
     assert list(result.ids) == FREE[:9]
     assert max(len(step.drafted) for step in result.steps) == 2
-    result = specnb.generate(T, X, attention_mask=MASK, generation_config=config, assistant_model=PERFECT, num_assistant_tokens=4)
+    result = specnb.generate(
+        T, X, attention_mask=MASK, generation_config=config, assistant_model=PERFECT, num_assistant_tokens=4
+    )
     assert max(len(step.drafted) for step in result.steps) == 4
     assert config.num_assistant_tokens == 2
 
@@ -211,7 +224,10 @@ def test_a_generation_config_in_the_call() -> None:
 def test_texts_and_lists_of_texts() -> None:
     tokenizer, model = tiny.byte_tokenizer(), tiny.llama(vocab=330)
     texts = ["the quick", "a small boat sails on the lake", "x"]
-    single = [specnb.generate(model, text, tokenizer=tokenizer, do_sample=False, max_new_tokens=9, method="prompt_lookup") for text in texts]
+    single = [
+        specnb.generate(model, text, tokenizer=tokenizer, do_sample=False, max_new_tokens=9, method="prompt_lookup")
+        for text in texts
+    ]
     many = specnb.generate(model, texts, tokenizer=tokenizer, do_sample=False, max_new_tokens=9, method="prompt_lookup")
     for one, row, text in zip(single, many.rows, texts, strict=True):
         assert one.ids == row.ids
@@ -234,7 +250,6 @@ REFUSED: dict[str, Any] = {
     "output_logits": True,
     "output_attentions": True,
     "output_hidden_states": True,
-    "use_mtp": True,
     "assistant_ensemble_weight": 0.5,
 }
 
@@ -246,7 +261,9 @@ def test_options_that_cannot_be_exact_are_refused_by_name(name: str, way: str) -
         spec(T, X, max_new_tokens=4, **{name: REFUSED[name]}, **WAYS.get(way, {}))
 
 
-@pytest.mark.parametrize("name", ["num_beams", "guidance_scale", "use_cache", "output_scores", "output_logits", "output_hidden_states"])
+@pytest.mark.parametrize(
+    "name", ["num_beams", "guidance_scale", "use_cache", "output_scores", "output_logits", "output_hidden_states"]
+)
 def test_the_decoder_refuses_them_too(name: str) -> None:
     with no_forward(T, D), pytest.raises(ValueError, match=name):
         through(specnb.decoder(**WAYS["draft"]), **{name: REFUSED[name]})
@@ -256,6 +273,11 @@ def test_the_decoder_refuses_them_too(name: str) -> None:
         T.generate(X, attention_mask=MASK, generation_config=config, custom_generate=specnb.decoder(**WAYS["lookup"]))
     with no_forward(T, D), pytest.raises(ValueError, match=name):
         specnb.generate(T, X, attention_mask=MASK, generation_config=config, **WAYS["lookup"])
+
+
+def test_mtp_layers_that_a_model_does_not_have_are_refused_by_name() -> None:
+    with no_forward(T, D), pytest.raises(ValueError, match="MTP layers"):
+        spec(T, X, max_new_tokens=4, use_mtp=True)
 
 
 def test_refusals_say_what_to_do_instead() -> None:
@@ -269,7 +291,12 @@ def test_embeddings_are_refused() -> None:
         with pytest.raises(ValueError, match="inputs_embeds"):
             specnb.generate(T, inputs_embeds=embeddings, attention_mask=MASK, max_new_tokens=4, **WAYS["lookup"])
         with pytest.raises(ValueError, match="inputs_embeds"):
-            T.generate(inputs_embeds=embeddings, attention_mask=MASK, max_new_tokens=4, custom_generate=specnb.decoder(**WAYS["lookup"]))
+            T.generate(
+                inputs_embeds=embeddings,
+                attention_mask=MASK,
+                max_new_tokens=4,
+                custom_generate=specnb.decoder(**WAYS["lookup"]),
+            )
 
 
 def test_masks_with_holes_are_refused() -> None:
@@ -283,11 +310,14 @@ CONFLICTS: dict[str, tuple[dict[str, Any], str]] = {
     "no draft model": ({"method": "draft_model"}, "assistant_model="),
     "two methods": ({"method": "prompt_lookup", "assistant_model": D}, "assistant_model="),
     "plain with a draft": ({"method": "plain", "assistant_model": D}, "assistant_model="),
-    "lookup and a draft": ({"prompt_lookup_num_tokens": 4, "assistant_model": D}, "prompt_lookup_num_tokens"),
+    "lookup and a draft": ({"prompt_lookup_num_tokens": 4, "assistant_model": D}, "prompt_lookup"),
     "two lengths": ({"prompt_lookup_num_tokens": 4, "num_assistant_tokens": 5}, "num_assistant_tokens"),
     "given twice": ({"method": specnb.Method("prompt_lookup"), "num_assistant_tokens": 5}, "num_assistant_tokens"),
     "n-grams with a draft": ({"assistant_model": D, "max_matching_ngram_size": 2}, "max_matching_ngram_size"),
-    "threshold with lookup": ({"method": "prompt_lookup", "assistant_confidence_threshold": 0.2}, "assistant_confidence_threshold"),
+    "threshold with lookup": (
+        {"method": "prompt_lookup", "assistant_confidence_threshold": 0.2},
+        "assistant_confidence_threshold",
+    ),
     "nothing drafts": ({"num_assistant_tokens": 5}, "num_assistant_tokens"),
     "k = 0": ({"assistant_model": D, "num_assistant_tokens": 0}, "num_assistant_tokens=0"),
     "k = 2.5": ({"assistant_model": D, "num_assistant_tokens": 2.5}, "num_assistant_tokens=2.5"),

@@ -19,11 +19,8 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.generation import logits_process
 
 import specnb
-from specnb.decoding import loop, verify
-from specnb.decoding.cached import CachedLM
-from specnb.decoding.contracts import Row
-from specnb.decoding.probabilities import Processors
-from specnb.drafters import draft_model, prompt_lookup
+from specnb.decoding import verify
+from specnb.drafters import draft_model
 
 VOCAB, NEW = 8, 3
 PROMPT = torch.tensor([[3, 4, 5, 6, 3, 4, 7, 3, 4]])  # prompt lookup has something to copy
@@ -104,7 +101,9 @@ def noise(setting: str, runs: int) -> list[float]:
 def total_variations(samples: list[tuple[int, ...]], setting: str) -> list[float]:
     code = torch.tensor(samples) @ torch.tensor([VOCAB**2, VOCAB, 1])
     empirical = code.bincount(minlength=VOCAB**NEW).double() / len(samples)
-    return [float((e - p).abs().sum() / 2) for e, p in zip(marginals(empirical), marginals(exact(setting)), strict=True)]
+    return [
+        float((e - p).abs().sum() / 2) for e, p in zip(marginals(empirical), marginals(exact(setting)), strict=True)
+    ]
 
 
 def follows(samples: list[tuple[int, ...]], setting: str) -> bool:
@@ -168,35 +167,16 @@ def test_joint_law_with_a_prefix_dependent_processor() -> None:
 
 @pytest.mark.parametrize("name", ["draft_model", "prompt_lookup"])
 def test_joint_law_row_by_row(name: str) -> None:
-    """One row at a time through the loop itself, the path that a single prompt takes."""
-    texts = []
-    for seed in range(900):
-        processors = Processors(warpers(SETTINGS["all"]))
-        row = Row(0, PROMPT[0].tolist(), NEW, torch.Generator().manual_seed(seed), processors, 3)
-        lm = CachedLM(target(), [row])
-        drafter: Any = prompt_lookup.PromptLookup(3)
-        if name == "draft_model":
-            drafter = draft_model.DraftModel(CachedLM(draft(), [row]), VOCAB, sample=True, threshold=0, device=lm.device)
-        steps = loop.decode(lm, drafter, [row], rule=verify.RULES["token"], schedule=lambda k, step: k, stops=NoStops())  # type: ignore[arg-type]
-        texts.append(tuple(token for step in steps for token in step.emitted))
+    """One row at a time, the path that a single prompt takes."""
+    options = SETTINGS["all"] | method(name, 3) | {"do_sample": True, "max_new_tokens": NEW}
+    texts = [
+        specnb.generate(target(), PROMPT, attention_mask=torch.ones_like(PROMPT), seed=s, **options).ids
+        for s in range(600)
+    ]
     assert follows(texts, "all")
 
 
-class NoStops:
-    """Ends a row when its room is used up."""
-
-    def reason(self, row: Row) -> str | None:
-        return "length" if row.room <= 0 else None
-
-    def before_step(self, rows: list[Row], limit: int | None) -> None:
-        return None
-
-
 # ---------------------------------------------------------------- teeth
-def argmax(law: Tensor, generator: torch.Generator) -> int:
-    return int(law.argmax())
-
-
 def p_itself(p: Tensor, q: Tensor | None, x: int) -> Tensor:
     return p
 
@@ -206,7 +186,6 @@ def accept_all(p: Tensor, q: Tensor | None, x: int) -> Tensor:
 
 
 WRONG: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
-    "an argmax draft judged as sampled": ("draft_model", draft_model, "draw", argmax),
     "a correction drawn from p": ("draft_model", verify, "residual", p_itself),
     "every draft accepted": ("draft_model", verify, "acceptance", accept_all),
     "a copy accepted and corrected from p": ("prompt_lookup", verify, "residual", p_itself),
@@ -221,16 +200,25 @@ def test_the_comparison_catches_wrong_rules(wrong: str, monkeypatch: pytest.Monk
     assert not follows(sampled(name, "plain"), "plain")
 
 
-def test_the_comparison_catches_a_draft_that_reports_another_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The draft draws from one law and reports another."""
+@pytest.mark.parametrize("wrong", ["argmax judged as sampled", "another law reported"])
+@pytest.mark.parametrize("verification", ["token", "block"])
+def test_the_comparison_catches_drafts_with_a_wrong_law(
+    wrong: str, verification: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     propose = draft_model.DraftModel.propose
+
+    def argmax(self: Any, rows: Any, k: Any) -> Any:
+        drafts = propose(self, rows, [min(1, n) for n in k])
+        return [d._replace(tokens=[int(d.probs[0].argmax())]) if d.probs is not None else d for d in drafts]
 
     def flatter(self: Any, rows: Any, k: Any) -> Any:
         drafts = propose(self, rows, k)
-        return [d if d.probs is None else d._replace(probs=d.probs.sqrt() / d.probs.sqrt().sum(-1, True)) for d in drafts]
+        return [
+            d if d.probs is None else d._replace(probs=d.probs.sqrt() / d.probs.sqrt().sum(-1, True)) for d in drafts
+        ]
 
-    monkeypatch.setattr(draft_model.DraftModel, "propose", flatter)
-    assert not follows(sampled("draft_model", "temperature"), "temperature")
+    monkeypatch.setattr(draft_model.DraftModel, "propose", argmax if wrong.startswith("argmax") else flatter)
+    assert not follows(sampled("draft_model", "temperature", verification=verification), "temperature")
 
 
 def test_a_perfect_draft_is_never_rejected() -> None:
@@ -244,7 +232,9 @@ def test_a_perfect_draft_is_never_rejected() -> None:
 
 # ---------------------------------------------------------------- seeds
 def one(name: str, seed: int | None, **options: Any) -> specnb.GenerationResult:
-    given = {"do_sample": True, "max_new_tokens": 25, "top_k": 0, "attention_mask": torch.ones_like(PROMPT)} | method(name)
+    given = {"do_sample": True, "max_new_tokens": 25, "top_k": 0, "attention_mask": torch.ones_like(PROMPT)} | method(
+        name
+    )
     return specnb.generate(target(), PROMPT, seed=seed, **given | options)
 
 

@@ -28,7 +28,9 @@ IDS = tuple(token for step in STEPS for token in step.emitted)
 
 
 def made() -> GenerationResult:
-    return GenerationResult("draft_model", [Row((3,) * 7, IDS, STEPS, "eos")], {"num_assistant_tokens": 3}, 4, 1.5, target_passes=5)
+    return GenerationResult(
+        "draft_model", [Row((3,) * 7, IDS, STEPS, "eos")], {"num_assistant_tokens": 3}, 4, 1.5, target_passes=5
+    )
 
 
 def runs() -> dict[str, GenerationResult]:
@@ -40,7 +42,9 @@ def runs() -> dict[str, GenerationResult]:
     ways = drafts | {"lookup": {"method": "prompt_lookup"}, "plain": {}}
     out = {name: spec(model, prompt, max_new_tokens=30, **how) for name, how in ways.items()}
     eos = out["plain"].ids[12]
-    out |= {f"{name} eos": spec(model, prompt, max_new_tokens=30, eos_token_id=eos, **how) for name, how in ways.items()}
+    out |= {
+        f"{name} eos": spec(model, prompt, max_new_tokens=30, eos_token_id=eos, **how) for name, how in ways.items()
+    }
     ids, mask = padded([prompt, tiny.ids(1, 3)])
     out["rows"] = spec(model, ids, attention_mask=mask, max_new_tokens=20, **drafts["draft 0.03"])
     out["text"] = specnb.generate(tiny.llama(vocab=330), "the quick", tokenizer=tiny.byte_tokenizer(), max_new_tokens=12,
@@ -67,7 +71,11 @@ def test_metrics_by_hand() -> None:
 
 def test_metrics_of_nothing() -> None:
     result = GenerationResult("plain", [Row((1,), (), (), "cancelled")])
-    assert (result.draft_acceptance_rate, result.mean_acceptance_length, result.acceptance_rate_by_position) == (0, 1, [])
+    assert (result.draft_acceptance_rate, result.mean_acceptance_length, result.acceptance_rate_by_position) == (
+        0,
+        1,
+        [],
+    )
     assert result.tokens_per_second == result.tokens_per_pass == 0
     assert GenerationResult.from_json(result.to_json()) == result
     assert "0 tokens" in repr(result)
@@ -75,7 +83,16 @@ def test_metrics_of_nothing() -> None:
 
 def test_origins_by_hand() -> None:
     origins = [token.origin for token in made().tokens]
-    assert origins == ["plain", *["accepted"] * 3, "bonus", "accepted", "corrected", "corrected", "accepted", "accepted"]
+    assert origins == [
+        "plain",
+        *["accepted"] * 3,
+        "bonus",
+        "accepted",
+        "corrected",
+        "corrected",
+        "accepted",
+        "accepted",
+    ]
     assert [step.rejected for step in STEPS] == [(), (), (2, 3), (4, 4), (3,)]
 
 
@@ -136,7 +153,9 @@ def test_json_is_readable_without_torch() -> None:
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
     result = RESULTS["text"]
-    done = subprocess.run([sys.executable, "-c", code], input=result.to_json(), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=result.to_json(), capture_output=True, text=True, check=True
+    )
     assert repr(result) in done.stdout
 
 
@@ -158,7 +177,9 @@ def test_text_forms_have_no_times_addresses_or_paths(name: str) -> None:
     other = GenerationResult.from_json(result.to_json())
     other.seconds = 123.456789
     for row in other.rows:
-        row.steps = tuple(replace(step, draft_seconds=7.25, verify_seconds=9.125, other_seconds=3.5) for step in row.steps)
+        row.steps = tuple(
+            replace(step, draft_seconds=7.25, verify_seconds=9.125, other_seconds=3.5) for step in row.steps
+        )
     for form in (repr, str, lambda r: r._repr_html_()):
         text = form(result)
         assert text == form(other)
@@ -185,7 +206,9 @@ def test_margins_in_half_precision_only() -> None:
 
 def test_timings_are_told_apart() -> None:
     """Prompt processing, drafting, verifying and the rest: the parts of the whole."""
-    result = spec(tiny.llama(), tiny.ids(0, 150), max_new_tokens=8, assistant_model=tiny.noisy(tiny.llama(), 0.03), **EAGER)
+    result = spec(
+        tiny.llama(), tiny.ids(0, 150), max_new_tokens=8, assistant_model=tiny.noisy(tiny.llama(), 0.03), **EAGER
+    )
     assert result.prefill_seconds > 0
     assert result.draft_seconds > 0
     assert result.verify_seconds > 0

@@ -113,6 +113,11 @@ class CachedLM:
         self.note(rows, extra)
 
     # ---- what is cached
+    def rewind(self, row: int, length: int) -> None:
+        """Only the first `length` tokens of this row are still what they were."""
+        if length < self._agreed[row]:
+            self._agreed[row], self._tail[row] = length, []
+
     def note(self, rows: Sequence[Row], extra: Sequence[Sequence[int]]) -> None:
         """The cache holds exactly these tokens."""
         for row, proposed in zip(rows, extra, strict=True):

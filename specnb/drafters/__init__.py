@@ -14,7 +14,10 @@ from specnb.drafters.gemma4_assistant import Gemma4Assistant, check_assistant, i
 from specnb.drafters.growing import Drawing
 from specnb.drafters.mtp_layers import MtpLayers
 from specnb.drafters.prompt_lookup import PromptLookup
-from specnb.models.mtp import load_mtp
+from specnb.drafters.universal import Universal, readings_of
+from specnb.models.mtp import load_mtp, num_mtp_layers
+from specnb.models.pair import check_pair, text_tokenizer
+from specnb.options import Method
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,6 +38,8 @@ class Run:
     size: Mapping[str, Any]
     given: Mapping[str, Any]
     assistant_model: PreTrainedModel | None = None
+    tokenizer: Any = None
+    assistant_tokenizer: Any = None
 
     def target(self, **more: Any) -> CachedLM:
         return CachedLM(self.model, self.rows, **self.size, **self.given, **more)
@@ -64,6 +69,14 @@ def _early_exit(run: Run) -> tuple[CachedLM, Drafter]:
     return target, DraftModel(target.lower, run.drawing(target))
 
 
+def _universal(run: Run) -> tuple[CachedLM, Drafter]:
+    assert run.assistant_model is not None
+    target, tokenizers = run.target(), (text_tokenizer(run.tokenizer), text_tokenizer(run.assistant_tokenizer))
+    readings = readings_of(run.rows, *tokenizers)
+    lm = CachedLM(run.assistant_model, readings, **run.size)  # type: ignore[arg-type]
+    return target, Universal(lm, readings, tokenizers, run.drawing(target), shared=run.sample)
+
+
 def _mtp_layers(run: Run) -> tuple[CachedLM, Drafter]:
     mtp = load_mtp(run.model)
     target = run.target(hidden_states="all")
@@ -72,7 +85,6 @@ def _mtp_layers(run: Run) -> tuple[CachedLM, Drafter]:
 
 def _gemma4_assistant(run: Run) -> tuple[CachedLM, Drafter]:
     assert run.assistant_model is not None
-    check_assistant(run.model, run.assistant_model)
     target = run.target(hidden_states="kept")
     return target, Gemma4Assistant(run.assistant_model, target, run.drawing(target))
 
@@ -84,14 +96,29 @@ _METHODS: dict[str, Callable[[Run], tuple[CachedLM, Drafter | None]]] = {
     "early_exit": _early_exit,
     "mtp_layers": _mtp_layers,
     "gemma4_assistant": _gemma4_assistant,
+    "universal": _universal,
 }
 
 
-def method_for(assistant_model: PreTrainedModel | None) -> str | None:
-    """The method that an assistant model is for; None without one."""
+def method_for(model: PreTrainedModel, assistant_model: PreTrainedModel | None, tokenizer: Any, assistant_tokenizer: Any) -> str | None:
+    """The method that an assistant model is for: by its class, and by what the tokenizers do; None without one.
+
+    Raises ValueError for a pair that cannot work.
+    """
+    fit = check_pair(model, tokenizer, assistant_model, assistant_tokenizer)
     if assistant_model is None:
         return None
-    return "gemma4_assistant" if is_gemma4_assistant(assistant_model) else "draft_model"
+    if is_gemma4_assistant(assistant_model):
+        check_assistant(model, assistant_model)
+        return "gemma4_assistant"
+    return "universal" if fit.tokenizers == "different" else "draft_model"
+
+
+def with_defaults(method: Method, model: PreTrainedModel) -> Method:
+    """The method with defaults that depend on the model: one drafted token per MTP layer."""
+    if method.options.get("num_assistant_tokens", 0) is None:
+        return Method(method.name, **method.given, num_assistant_tokens=max(1, num_mtp_layers(model)))
+    return method
 
 
 def assemble(method: str, run: Run) -> tuple[CachedLM, Drafter | None]:

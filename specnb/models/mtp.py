@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-import re
+import copy
 from textwrap import shorten
-from types import SimpleNamespace
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import PreTrainedModel, modeling_layers
+from transformers import PreTrainedModel
+from transformers.modeling_layers import MtpModel
+
+from specnb.decoding.borrow import borrow
 
 _LOADED: WeakKeyDictionary[PreTrainedModel, MtpModel] = WeakKeyDictionary()
-
-
-class MtpModel(modeling_layers.MtpModel):  # its weight conversion goes by this name
-    """transformers finds the layers at the numbers of the released sizes only; the config knows them for any size."""
-
-    def __init__(self, main_model: PreTrainedModel, num_mtp_layers: int) -> None:
-        config = main_model.config.get_mtp_config()
-        if getattr(config, "first_k_dense_replace", None):
-            config.first_k_dense_replace = 0  # an MTP block is never one of the dense first layers
-        super().__init__(
-            SimpleNamespace(
-                config=SimpleNamespace(get_mtp_config=lambda: config),
-                get_decoder=main_model.get_decoder,
-                get_input_embeddings=main_model.get_input_embeddings,
-                lm_head=main_model.get_output_embeddings(),
-            ),
-            num_mtp_layers,
-        )
-
-    @staticmethod
-    def get_mtp_weights_regex(main_model: PreTrainedModel) -> re.Pattern[str]:
-        depth, count = _depth(main_model), num_mtp_layers(main_model)
-        own = [p for p in (main_model._keys_to_ignore_on_load_unexpected or ()) if "mtp" in p]
-        return re.compile("|".join([*(rf"(?:^|\.)layers\.{depth + i}\." for i in range(count)), *own]))
 
 
 def num_mtp_layers(model: PreTrainedModel) -> int:
@@ -68,7 +46,7 @@ def load_mtp(model: PreTrainedModel) -> MtpModel:
         )
     _check_dense(model)
     try:
-        mtp = MtpModel.from_pretrained(model, device_map={"": _last_device(model)})
+        mtp = MtpModel.from_pretrained(_by_config(model), device_map={"": _last_device(model)})
     except Exception as error:
         raise ValueError(
             f"the MTP layers of {where} could not be loaded: tensors {expected} (enorm, hnorm, eh_proj, shared_head.norm and a decoder "
@@ -77,6 +55,19 @@ def load_mtp(model: PreTrainedModel) -> MtpModel:
     mtp = mtp.eval().to(model.dtype)
     _LOADED[model] = mtp
     return mtp
+
+
+def _by_config(model: PreTrainedModel) -> PreTrainedModel:
+    """The model as MtpModel should see it: transformers knows the layers' numbers of the released sizes only."""
+    seen = borrow(model, {})
+    first = _depth(model)
+    numbered = [rf"(?:^|\.)layers\.{first + i}\." for i in range(num_mtp_layers(model))]
+    seen._keys_to_ignore_on_load_unexpected = numbered + [p for p in model._keys_to_ignore_on_load_unexpected or () if "mtp" in p]
+    seen.config = copy.deepcopy(model.config)
+    text = seen.config.get_text_config(decoder=True)
+    if hasattr(text, "first_k_dense_replace"):
+        text.first_k_dense_replace = 0  # an MTP block is never one of the dense first layers
+    return seen
 
 
 def _depth(model: PreTrainedModel) -> int:

@@ -1,0 +1,119 @@
+"""Between two tokenizers: the same text in the other's ids, and the tokens that both have."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from specnb.text import pieces
+
+WINDOW = 48  # characters that are encoded again with each addition: more than a merge reaches back
+_TEXTS: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
+
+
+class Retokenized:
+    """The ids that `tokenizer` gives a growing text; an addition encodes a short window again.
+
+    `ends[i]` is the number of characters up to and including token i. The ids so far and those of the window are joined at
+    the last place where both have a token boundary; the text is never encoded whole again.
+    """
+
+    def __init__(self, tokenizer: Any, text: str) -> None:
+        self.tokenizer = tokenizer
+        self.text = text
+        self.ids: list[int] = list(tokenizer(text)["input_ids"])  # with a BOS where the tokenizer adds one, once
+        while self.ids and self.ids[-1] == tokenizer.eos_token_id:
+            self.ids.pop()  # added at the end by some: the text goes on
+        self.ends = _ends(tokenizer, self.ids)
+
+    def extend(self, addition: str) -> int:
+        """Add text; returns how many of the ids that were there before still stand."""
+        if not addition:
+            return len(self.ids)
+        before = len(self.text)
+        self.text += addition
+        first = max((i for i, end in enumerate(self.ends) if end <= before - WINDOW), default=-1)
+        start = self.ends[first] if first >= 0 else 0
+        fresh = encode(self.tokenizer, self.text[start:])
+        ends = [start + end for end in _ends(self.tokenizer, fresh)]
+        known = {end: i for i, end in enumerate(self.ends) if start < end <= before}
+        joint = max((end for end in ends if end in known), default=None)
+        if joint is None:
+            stays, rest = (first + 1, 0) if first >= 0 else (_specials(self.tokenizer, self.ids), 0)
+        else:
+            stays, rest = known[joint] + 1, max(i for i, end in enumerate(ends) if end == joint) + 1
+        self.ids[stays:], self.ends[stays:] = fresh[rest:], ends[rest:]
+        return stays
+
+
+def continuation(tokenizer: Any, context: str, addition: str) -> list[int]:
+    """`addition` in ids of `tokenizer`, as they may follow ids whose text ends with `context`; [] where none fit.
+
+    The context's end must be a token boundary; else the addition is encoded alone, if that reads the same.
+    """
+    context = context[-WINDOW:]
+    together = encode(tokenizer, context + addition)
+    ends = _ends(tokenizer, together)
+    if ends and ends[-1] == len(context + addition) and len(context) in ends:
+        return together[max(i for i, end in enumerate(ends) if end == len(context)) + 1 :]
+    anchor, alone = encode(tokenizer, context), encode(tokenizer, addition)
+    return alone if "".join(pieces(tokenizer, [*anchor, *alone])) == context + addition else []
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """The ids of a text without special tokens added."""
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def shared_tokens(tokenizer: Any, other: Any, vocab: int, other_vocab: int) -> tuple[Tensor, Tensor]:
+    """The tokens that both tokenizers have, as ids `[n]` of the one and ids `[n]` of the other, ordered by the first.
+
+    Tokens are the same if they add the same text to a text; the end-of-sequence tokens are each other's counterpart. Ids
+    beyond a model's vocabulary are left out. Timor et al. 2502.05202, token-level intersection.
+    """
+    theirs: dict[str, int] = {}
+    for i, text in enumerate(_texts(other)[:other_vocab]):
+        if text:
+            theirs.setdefault(text, i)
+    pairs, taken = [], set()
+    for i, text in enumerate(_texts(tokenizer)[:vocab]):
+        if text in theirs and text not in taken:
+            taken.add(text)
+            pairs.append((i, theirs[text]))
+    ends = tokenizer.eos_token_id, other.eos_token_id
+    if None not in ends and ends[0] < vocab and ends[1] < other_vocab:
+        pairs = [pair for pair in pairs if pair[0] != ends[0] and pair[1] != ends[1]] + [ends]
+    table = torch.tensor(sorted(pairs), dtype=torch.long).view(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def _texts(tokenizer: Any) -> list[str]:
+    """What each token adds to a text that it follows; "" for special tokens and parts of characters."""
+    if tokenizer not in _TEXTS:
+        special = set(tokenizer.all_special_ids)
+        anchor = next((i for i in encode(tokenizer, "a") if i not in special), None)
+        if anchor is None:  # no letters in this vocabulary: any ordinary token will do
+            anchor = next(i for i in range(len(tokenizer)) if i not in special)
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        head = tokenizer.decode([anchor], **options)
+        whole = tokenizer.batch_decode([[anchor, i] for i in range(len(tokenizer))], **options)
+        texts = [text[len(head) :] if text.startswith(head) and "\ufffd" not in text else "" for text in whole]
+        _TEXTS[tokenizer] = ["" if i in special else text for i, text in enumerate(texts)]
+    return _TEXTS[tokenizer]
+
+
+def _ends(tokenizer: Any, ids: list[int]) -> list[int]:
+    ends, n = [], 0
+    for piece in pieces(tokenizer, ids):
+        n += len(piece)
+        ends.append(n)
+    return ends
+
+
+def _specials(tokenizer: Any, ids: list[int]) -> int:
+    """How many special tokens stand before the text."""
+    special = set(tokenizer.all_special_ids)
+    return next((i for i, token in enumerate(ids) if token not in special), len(ids))

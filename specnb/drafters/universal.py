@@ -1,0 +1,119 @@
+"""Universal assisted decoding: a draft model with another tokenizer.
+
+Greedy: what the draft model writes is encoded again with the target's tokenizer. Sampling: it draws among the tokens that
+both vocabularies have, so that the law of each drafted token is known exactly. Timor et al. 2502.05202.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specnb.decoding.cached import CachedLM
+from specnb.decoding.contracts import Draft, Row
+from specnb.drafters.growing import Drawing, Growing
+from specnb.drafters.retokenize import Retokenized, continuation, shared_tokens
+from specnb.text import Detokenizer
+
+
+@dataclass
+class _Reading:
+    """A row as the draft model reads it: `ids` are the draft model's, of the same text."""
+
+    index: int
+    detokenizer: Detokenizer
+    text: Retokenized
+    ids: list[int] = field(default_factory=list)
+    read: int = 0  # tokens of the target's row that are in the text
+
+
+class Universal:
+    """Drafts with `lm`, whose tokenizer is another than the target's.
+
+    Args:
+        lm: the draft model's cache; it follows the rows of `readings`, made by `readings_of`.
+        tokenizers: the target's and the draft model's.
+        shared: drafts are tokens that both have, with a law (for sampling); else text that is encoded again.
+    """
+
+    drafts_first = False
+
+    def __init__(self, lm: CachedLM, readings: Sequence[_Reading], tokenizers: tuple[Any, Any], drawing: Drawing, shared: bool) -> None:
+        self.lm, self.drawing = lm, drawing
+        self.tokenizer, self.assistant_tokenizer = tokenizers
+        self.readings = {reading.index: reading for reading in readings}
+        self.shared: tuple[Tensor, Tensor] | None = None
+        if shared:
+            mine, theirs = shared_tokens(*tokenizers, drawing.vocab_size, lm.vocab_size)
+            if not len(mine):
+                raise ValueError("the two tokenizers have no token in common, so sampling with this draft model is not possible; use do_sample=False.")
+            self.shared = mine.to(drawing.device), theirs.to(drawing.device)
+            self.counterpart = dict(zip(mine.tolist(), theirs.tolist(), strict=True))
+        own_eos = lm.model.generation_config.eos_token_id
+        self.eos = {self.assistant_tokenizer.eos_token_id, *(own_eos if isinstance(own_eos, list) else [own_eos])} - {None}
+
+    def propose(self, rows: Sequence[Row], k: Sequence[int]) -> list[Draft]:
+        readings = [self._read(row) for row in rows]
+        limit = self.lm.limit
+        most = [0 if r.detokenizer.held else n if limit is None else min(n, limit - len(r.ids) + 1) for r, n in zip(readings, k, strict=True)]
+        growing = [Growing(row, n, self.drawing) for row, n in zip(rows, most, strict=True)]
+        own: list[list[int]] = [[] for _ in rows]
+        if self.shared is None:
+            return self._by_text(readings, growing, own)
+        while any(draft.open for draft in growing):
+            out = self.lm.logits(readings, own, [1] * len(rows))  # type: ignore[arg-type]
+            for draft, ids, logits in zip(growing, own, out, strict=True):
+                if draft.open:
+                    scores = logits.new_full((self.drawing.vocab_size,), -torch.inf, device=self.drawing.device)
+                    scores[self.shared[0]] = logits[0].to(self.drawing.device)[self.shared[1]]
+                    draft.add(scores)
+                    ids.append(self.counterpart[draft.tokens[-1]])
+        return [draft.draft() for draft in growing]
+
+    def _by_text(self, readings: Sequence[_Reading], growing: Sequence[Growing], own: list[list[int]]) -> list[Draft]:
+        """Let the draft model write as many of its tokens as were asked for, then encode their text for the target."""
+        writing = [draft.most > 0 for draft in growing]
+        while any(writing):
+            out = self.lm.logits(readings, own, [1] * len(readings))  # type: ignore[arg-type]
+            for i, logits in enumerate(out):
+                if writing[i]:
+                    token = int(logits[0].argmax())
+                    own[i].append(token)
+                    confident = not self.drawing.threshold or float((logits[0][token] - logits[0].logsumexp(-1)).exp()) >= self.drawing.threshold
+                    writing[i] = len(own[i]) < growing[i].most and confident and token not in self.eos
+        drafts = []
+        for reading, draft, ids in zip(readings, growing, own, strict=True):
+            text = "".join(self._detokenizer(reading).peek(ids)).split("\ufffd")[0] if ids else ""
+            tokens = continuation(self.tokenizer, reading.text.text, text) if text else []
+            known = [token for token in tokens[: draft.most] if token < self.drawing.vocab_size]
+            drafts.append(Draft(known if len(known) == len(tokens[: draft.most]) else []))
+        return drafts
+
+    def _detokenizer(self, reading: _Reading) -> Detokenizer:
+        """The end of the draft model's own text, read up to where its new tokens begin."""
+        detokenizer = Detokenizer(self.assistant_tokenizer)
+        detokenizer.push(reading.ids[-16:])
+        return detokenizer
+
+    def _read(self, row: Row) -> _Reading:
+        """Bring the draft model's reading of a row up to date."""
+        reading = self.readings[row.index]
+        new = "".join(reading.detokenizer.push(row.ids[reading.read :]))
+        reading.read = len(row.ids)
+        self.lm.rewind(reading.index, reading.text.extend(new))
+        reading.ids = reading.text.ids
+        return reading
+
+
+def readings_of(rows: Sequence[Row], tokenizer: Any, assistant_tokenizer: Any) -> list[_Reading]:
+    """How the draft model reads the rows' prompts: special tokens of the target left out, at most one BOS of its own."""
+    readings = []
+    for row in rows:
+        detokenizer = Detokenizer(tokenizer)
+        text = Retokenized(assistant_tokenizer, "".join(detokenizer.push(row.ids)))
+        readings.append(_Reading(row.index, detokenizer, text, text.ids, len(row.ids)))
+    return readings
