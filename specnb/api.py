@@ -117,6 +117,8 @@ def decoder(
     for name in options:
         if name not in OF_SPECNB:
             raise ValueError(unknown("option", name, sorted(OF_SPECNB)) + " Give other options to generate() itself.")
+    if assistant_model is not None and method_name(method) not in (None, *OF_ASSISTANTS):
+        raise ValueError(f"method {method_name(method)!r} does not use assistant_model=; leave it out.")
     bound = {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
     return Decoder(method, bound, assistant_model, assistant_tokenizer, tokenizer, streamer, on_step, cancel,
                    BY_NAME["seed"].check(seed), stopping(stop_strings, tokenizer))  # fmt: skip
@@ -130,7 +132,7 @@ def encode(model: PreTrainedModel, inputs: Any, passed: dict[str, Any], tokenize
         raise ValueError("the prompt was given twice: as `inputs` and as `input_ids`.")
     if isinstance(inputs, Tensor):
         return passed | {"inputs": inputs}
-    texts = [inputs] if isinstance(inputs, str) else list(inputs)
+    texts = [inputs] if isinstance(inputs, str) else list(inputs) if isinstance(inputs, (list, tuple)) else []
     if not texts or not all(isinstance(t, str) for t in texts):
         raise TypeError(f"inputs must be token ids, a text or a list of texts, not {type(inputs).__name__}.")
     if tokenizer is None:

@@ -58,7 +58,7 @@ class Decoder:
                  method: Method | str | None = None, seed: int | None = None, **model_kwargs: Any
                  ) -> Tensor | GenerateDecoderOnlyOutput:  # fmt: skip
         """Decode. `method` and `seed` may be given to `generate()` itself; the rest is what it prepared."""
-        began = time.perf_counter()
+        began, self.result = time.perf_counter(), None
         refusals.check_model(model, model_kwargs)
         refusals.check_options(generation_config)
         assistant = self.assistant_for or drafters.method_for(model, self.assistant_model, self.tokenizer, self.assistant_tokenizer)
@@ -74,9 +74,10 @@ class Decoder:
 
         prompts, pads = batch.split(input_ids, model_kwargs.get("attention_mask"))
         device = model.get_input_embeddings().weight.device
+        schedule = SCHEDULES[chosen.options.get("num_assistant_tokens_schedule", "constant")]
         rows = [
             Row(i, ids, room, torch.Generator("cpu" if device.type == "meta" else device).manual_seed((seed or 0) + i),
-                processors.for_row(pads[i], fork=len(prompts) > 1), chosen.options.get("num_assistant_tokens", 0))
+                processors.for_row(pads[i], fork=len(prompts) > 1), schedule(chosen.options.get("num_assistant_tokens", 0)))
             for i, ids in enumerate(prompts)
         ]  # fmt: skip
         if len(rows) > 1 and self.streamer is not None:
@@ -93,7 +94,7 @@ class Decoder:
         steps = decode(
             target, drafter, rows, stops=stops,
             rule=RULES[chosen.options.get("verification", "token") if sample else "greedy"],
-            schedule=SCHEDULES[chosen.options.get("num_assistant_tokens_schedule", "constant")],
+            ensemble_weight=chosen.options.get("assistant_ensemble_weight"),
             margins=not sample and model.dtype in (torch.float16, torch.bfloat16),
         )  # fmt: skip
 
@@ -104,7 +105,7 @@ class Decoder:
             sequences = batch.join(input_ids, generated, 0 if pad is None else pad)
             self.result = GenerationResult(
                 chosen.name, [self._row(row) for row in rows], chosen.options | _in_effect(generation_config, room),
-                seed if sample else None, seconds, target_passes=target.passes, sequences=sequences,
+                seed if sample else None, seconds, lossy=chosen.options.get("assistant_ensemble_weight") is not None, target_passes=target.passes, sequences=sequences,
             )  # fmt: skip
             return sequences
 

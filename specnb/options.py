@@ -16,7 +16,7 @@ from typing import Any
 class Option:
     """One option: its name, type, default, bounds and a line of help.
 
-    `low` and `high` are inclusive bounds of validity (`low_open`: `low` itself is excluded); `slider` is the range a
+    `low` and `high` are inclusive bounds of validity (`low_open`, `high_open`: themselves excluded); `slider` is the range a
     widget offers. `methods` lists the methods it belongs to; empty means every method.
     """
 
@@ -27,6 +27,7 @@ class Option:
     low: float | None = None
     high: float | None = None
     low_open: bool = False
+    high_open: bool = False
     choices: tuple[str, ...] = ()
     slider: tuple[float, float] | None = None
     methods: tuple[str, ...] = ()
@@ -45,7 +46,7 @@ class Option:
         if self.low is not None:
             bounds.append(f"{'>' if self.low_open else '>='} {self.low:g}")
         if self.high is not None:
-            bounds.append(f"<= {self.high:g}")
+            bounds.append(f"{'<' if self.high_open else '<='} {self.high:g}")
         return " ".join([kind, " and ".join(bounds)]).strip()
 
     def check(self, value: Any) -> Any:
@@ -67,7 +68,7 @@ class Option:
         if good and self.low is not None:
             good = ok > self.low if self.low_open else ok >= self.low
         if good and self.high is not None:
-            good = ok <= self.high
+            good = ok < self.high if self.high_open else ok <= self.high
         if not good:
             raise ValueError(f"{self.name}={value!r} is not valid: {self.name} must be {self.allowed}.")
         return ok
@@ -80,11 +81,15 @@ OPTIONS: tuple[Option, ...] = (
     Option("num_assistant_tokens", int, 5, "tokens drafted per step (the first step's, where a schedule changes it)",
            low=1, slider=(1, 16), methods=_DRAFTERS),
     Option("num_assistant_tokens_schedule", str, "constant",
-           "how the draft length follows the acceptance: constant, or heuristic (+2 when all were accepted, else -1)",
-           choices=("constant", "heuristic"), methods=_DRAFTERS),
+           "how the draft length follows the acceptance: constant, heuristic (+2 when all were accepted, else -1), or adaptive "
+           "(what promises most tokens per second, from measured costs and acceptance)",
+           choices=("constant", "heuristic", "adaptive"), methods=_DRAFTERS),
     Option("assistant_confidence_threshold", float, 0.4,
            "a draft ends after a token the drafter itself gave less than this probability (0: never)",
            low=0, high=1, slider=(0, 1), methods=_MODEL_DRAFTERS),
+    Option("assistant_ensemble_weight", float, None,
+           "static ensemble, LOSSY: drafted positions follow w * target + (1 - w) * draft",
+           low=0, low_open=True, high=1, high_open=True, slider=(0.05, 0.95), methods=_MODEL_DRAFTERS),
     Option("assistant_early_exit", int, None, "number of the target's first layers that draft (1 to its layers - 1)", slider=(1, 48),
            methods=("early_exit",)),
     Option("max_matching_ngram_size", int, 3, "longest suffix that prompt lookup looks for in prompt and output",

@@ -31,7 +31,6 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "output_logits": ((None, False), "rejected positions have no place in that output; the steps in .steps tell the story"),
     "output_attentions": ((None, False), "rejected positions have no place in that output"),
     "output_hidden_states": ((None, False), "rejected positions have no place in that output"),
-    "assistant_ensemble_weight": ((None,), "static ensemble verification is not part of this version"),
 }
 
 

@@ -33,7 +33,7 @@ def resolve(method: Method | str | None, given: Mapping[str, Any], config: Gener
     Raises:
         ValueError: the call asks for two methods, lacks what its method needs, or has an option that it does not use.
     """
-    asked = {option: name for option, name in ASKED_BY.items() if given.get(option) not in (None, False)}
+    asked = {option: name for option, name in ASKED_BY.items() if _asks(given.get(option))}
     wanted = [*asked.values(), *([assistant] if assistant else [])]
     name = method_name(method) or next(iter(wanted), None) or _configured(config)
     if name not in METHODS:
@@ -63,7 +63,12 @@ def resolve(method: Method | str | None, given: Mapping[str, Any], config: Gener
 
 def _configured(config: GenerationConfig) -> str:
     """The method that a generation config asks for."""
-    return next((name for option, name in ASKED_BY.items() if getattr(config, option, None) not in (None, False)), "plain")
+    return next((name for option, name in ASKED_BY.items() if _asks(getattr(config, option, None))), "plain")
+
+
+def _asks(value: Any) -> bool:
+    """Whether an option that asks for a method was set; 0 was, and is for the method to refuse."""
+    return value is not None and value is not False
 
 
 def _lookup_length(options: dict[str, Any], given: Mapping[str, Any], config: GenerationConfig) -> dict[str, Any]:

@@ -23,6 +23,8 @@ class Step:
     `accepted` how many of them stand in the output; `emitted` the ids that the step added. Seconds are the row's share of the
     round's drafting and verifying. `margins` holds the gap between the two best target logits per emitted token, in half
     precision only, where a gap of a few units in the last place is a tie that other block sizes may break differently.
+    `signal` is the length of the match in prompt lookup; `distances` the total variation between the law that was followed and
+    the target's, per position, in a lossy method.
     """
 
     position: int
@@ -34,6 +36,8 @@ class Step:
     other_seconds: float = 0.0
     row: int = 0
     margins: tuple[float, ...] | None = None
+    signal: int = 0
+    distances: tuple[float, ...] | None = None
 
     @property
     def origins(self) -> tuple[str, ...]:

@@ -45,10 +45,11 @@ VOCAB_OPTIONS: dict[str, dict[str, Any]] = {
     "bad_words": {"bad_words_ids": [[70], [5, 7], [9]]},
     "watermark": {"watermarking_config": WatermarkingConfig(greenlist_ratio=0.5, bias=3.0)},
     "suppress": {"suppress_tokens": [70, 5, 79]},
+    "suppress what the draft has": {"suppress_tokens": list(range(64))},
     "eos": {"eos_token_id": [70, 71, 5], "min_new_tokens": 6},
     "forced_eos": {"forced_eos_token_id": 75},
     "decay": {"exponential_decay_length_penalty": (2, 1.4), "eos_token_id": 70},
-    "top-k": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    "repetition": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
 }
 
 

@@ -32,6 +32,7 @@ class CachedLM:
         first_inputs: further arguments of the first forward (image inputs, token types).
         past: a filled transformers cache holding the beginning of the only row.
         store: a store to share with another CachedLM that runs other layers of the same model.
+        foreign_ids: ids beyond its vocabulary (of a target with a larger one) are read as its last token.
         hidden_states: have in `hidden` the last hidden states of all tokens that a `logits()` call computed ("all"), or of
             those whose logits were asked for ("kept").
 
@@ -40,13 +41,14 @@ class CachedLM:
 
     def __init__(self, model: PreTrainedModel, rows: Sequence[Row], *, capacity: int = 0, prefill_chunk_size: int | None = None,
                  first_inputs: Mapping[str, Any] | None = None, past: DynamicCache | None = None, store: RowStore | None = None,
-                 hidden_states: Literal["all", "kept"] | None = None) -> None:  # fmt: skip
+                 foreign_ids: bool = False, hidden_states: Literal["all", "kept"] | None = None) -> None:  # fmt: skip
         self.model, self.config = model, model.config.get_text_config(decoder=True)
         self.device = model.get_input_embeddings().weight.device
         if self.device.type == "meta":  # offloaded by accelerate: its hooks bring the weights
             self.device = torch.device(getattr(getattr(model, "_hf_hook", None), "execution_device", None) or "cpu")
         self.vocab_size = int(self.config.vocab_size)
         self.store = store or RowStore(model.config, [row.index for row in rows], capacity)
+        self._last_id = int(model.get_input_embeddings().weight.shape[0]) - 1 if foreign_ids else None
         self.passes = 0  # calls of logits()
         self.hidden: dict[int, tuple[int, Tensor]] = {}  # by row index: first position, states [n, size] after the final norm
         self._tap: Capture | None = None
@@ -138,6 +140,8 @@ class CachedLM:
         """Run `fed[i]` at positions from `starts[i]` on; logits of the last `keep` columns (0: the head is not run)."""
         width = max(map(len, fed))
         tokens = torch.tensor([[*f, *[0] * (width - len(f))] for f in fed], device=self.device)  # padding: overwritten later
+        if self._last_id is not None:
+            tokens = tokens.clamp(max=self._last_id)
         self.store.span.set(list(starts))
         inputs: dict[str, Any] = {"input_ids": tokens, self._cache_name: self.store, "use_cache": True, **self._first_inputs}
         self._first_inputs = {}

@@ -19,11 +19,12 @@ class Draft(NamedTuple):
     """Proposed token ids, and the law each was drawn from.
 
     `probs` is `[k, vocab]` (float, on the target's device) when token i was *sampled* from row i; None when the tokens were
-    chosen (argmax, a copy): a point mass. No tokens: the step is plain decoding.
+    chosen (argmax, a copy): a point mass. No tokens: the step is plain decoding. `signal` is what the schedule was told.
     """
 
     tokens: list[int]
     probs: Tensor | None = None
+    signal: int = 0
 
 
 class Verdict(NamedTuple):
@@ -37,8 +38,8 @@ class Verdict(NamedTuple):
 class Row:
     """One prompt and what was generated for it so far.
 
-    `ids` are all committed tokens, prompt first; `room` how many more may be generated; `k` the draft length that the
-    schedule wants next. `generator` draws everything random of this row, `processors` are its logits processors.
+    `ids` are all committed tokens, prompt first; `room` how many more may be generated; `generator` draws everything random
+    of this row, `processors` are its logits processors, `schedule` sets the length of its drafts.
     """
 
     index: int
@@ -46,7 +47,7 @@ class Row:
     room: int
     generator: torch.Generator
     processors: Processors
-    k: int = 0
+    schedule: Schedule
     steps: list[Step] = field(default_factory=list)
     finish_reason: str | None = None
 
@@ -68,6 +69,18 @@ class Row:
         return self._buffer[None, : n + len(extra)].clone()  # who is given it may keep it
 
 
+class Schedule(Protocol):
+    """How long the next draft of a row should be. Told every step of the row; depends on nothing else."""
+
+    def __init__(self, k: int) -> None: ...
+
+    def length(self, signal: int = 0) -> int:
+        """The length wanted next; `signal` is the drafter's own measure of how sure it is (0 where it has none)."""
+        ...
+
+    def update(self, step: Step) -> None: ...
+
+
 class Drafter(Protocol):
     """Proposes tokens. Never changes a model or its configs.
 
@@ -76,13 +89,11 @@ class Drafter(Protocol):
 
     drafts_first: bool
 
-    def propose(self, rows: Sequence[Row], k: Sequence[int]) -> list[Draft]:
-        """At most `k[i]` tokens for `rows[i]`; fewer, or none, where there is nothing worth proposing."""
+    def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
+        """As many tokens for each row as its schedule wants, at most `room[i]`; fewer where there is nothing to propose."""
         ...
 
 
 Rule = Callable[["Law", Draft, torch.Generator], Iterator[Verdict]]
 """Yields the tokens that stand, in order; the last one is the correction or the bonus. The loop stops asking at a stop."""
 
-Schedule = Callable[[int, Step], int]
-"""The next draft length from the current one and the step just made. Pure."""

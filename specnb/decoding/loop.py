@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from specnb.decoding.cached import CachedLM
-from specnb.decoding.contracts import Draft, Drafter, Row, Rule, Schedule
+from specnb.decoding.contracts import Draft, Drafter, Row, Rule
 from specnb.decoding.probabilities import Law
 from specnb.decoding.stops import Stops
 from specnb.trace import Step
@@ -14,12 +14,13 @@ from specnb.trace import Step
 NOTHING = Draft([])
 
 
-def decode(target: CachedLM, drafter: Drafter | None, rows: Sequence[Row], *, rule: Rule, schedule: Schedule, stops: Stops,
-           margins: bool = False) -> Iterator[Step]:  # fmt: skip
+def decode(target: CachedLM, drafter: Drafter | None, rows: Sequence[Row], *, rule: Rule, stops: Stops,
+           ensemble_weight: float | None = None, margins: bool = False) -> Iterator[Step]:  # fmt: skip
     """Generate until every row has a `finish_reason`; yields each step as soon as it is committed.
 
-    Each round is one target pass over all active rows: `drafter` proposes up to `row.k` tokens, `rule` says which stand,
-    `schedule` sets the next `row.k`. With `margins` steps record the gap between the two best logits of each token.
+    Each round is one target pass over all active rows: `drafter` proposes, `rule` says what stands, each row's schedule is told.
+    With `ensemble_weight` drafted positions follow the mixed law. With `margins` steps record the gap between the two best
+    logits of each token.
     """
     first = True
     while True:
@@ -30,14 +31,14 @@ def decode(target: CachedLM, drafter: Drafter | None, rows: Sequence[Row], *, ru
             return
         drafts = [NOTHING] * len(active)
         if drafter is not None and (drafter.drafts_first or not first):  # the first token waits for no draft model
-            drafts = drafter.propose(active, [min(row.k, room(row, target)) for row in active])
+            drafts = drafter.propose(active, [room(row, target) for row in active])
         drafted = time.perf_counter()
         logits = target.logits(active, [d.tokens for d in drafts], [len(d.tokens) + 1 for d in drafts])
-        laws = [Law(row, draft, out) for row, draft, out in zip(active, drafts, logits, strict=True)]
+        laws = [Law(row, draft, out, ensemble_weight) for row, draft, out in zip(active, drafts, logits, strict=True)]
         if not logits[0].is_cpu:
             logits[0][-1, 0].item()  # the clock is to show the pass, not its launch
         verified = time.perf_counter()
-        steps = []
+        outcomes = []
         for row, draft, law in zip(active, drafts, laws, strict=True):
             position, emitted, accepted = len(row.ids), [], 0
             for token, stands in rule(law, draft, row.generator):
@@ -49,15 +50,15 @@ def decode(target: CachedLM, drafter: Drafter | None, rows: Sequence[Row], *, ru
                 if row.finish_reason is not None:
                     break
             gaps = tuple(law.margin(i) for i in range(len(emitted))) if margins else None
-            steps.append((row, position, draft, accepted, tuple(emitted), gaps))
-        done = time.perf_counter()
-        n = len(active)
+            outcomes.append((position, accepted, tuple(emitted), gaps))
+        done, n = time.perf_counter(), len(active)
         seconds = (drafted - began) / n, (verified - drafted) / n, (done - verified) / n
-        for row, position, draft, accepted, tokens, gaps in steps:
-            step = Step(position, tuple(draft.tokens), accepted, tokens, *seconds, row.index, gaps)
+        for row, draft, law, (position, accepted, tokens, gaps) in zip(active, drafts, laws, outcomes, strict=True):
+            distances = tuple(law.distances) or None
+            step = Step(position, tuple(draft.tokens), accepted, tokens, *seconds, row.index, gaps, draft.signal, distances)
             row.steps.append(step)
-            row.k = schedule(row.k, step)
-            yield step
+            row.schedule.update(step)
+        yield from [row.steps[-1] for row in active]
         first = False
 
 

@@ -105,17 +105,20 @@ class Law:
     """What the target says about the positions of one row's block.
 
     Position i (0 to k) is the law of the token after i drafted ones. Processors that depend on the text are applied only
-    when a position is asked for, so that walking in order calls them exactly as plain decoding would.
+    when a position is asked for, so that walking in order calls them exactly as plain decoding would. With an
+    `ensemble_weight` w, drafted positions follow w p + (1 - w) q of the two processed laws (static ensemble, 2604.07622);
+    `distances` then has the total variation to p of each position asked for.
     """
 
-    def __init__(self, row: Row, draft: Draft, logits: Tensor) -> None:
-        self.row, self.draft, self.logits = row, draft, logits
+    def __init__(self, row: Row, draft: Draft, logits: Tensor, ensemble_weight: float | None = None) -> None:
+        self.row, self.draft, self.logits, self.weight = row, draft, logits, ensemble_weight
+        self.distances: list[float] = []
         self._length = len(row.ids)
         self._block: Tensor | None = None
         self._choices: list[int] | None = None
 
     def scores(self, i: int) -> Tensor:
-        """Processed logits `[vocab]`, float32."""
+        """The target's processed logits `[vocab]`, float32."""
         processors = self.row.processors
         if processors.pointwise:
             return self._pointwise()[i]
@@ -123,16 +126,26 @@ class Law:
         return processors(self.row.prefix(self.draft.tokens[committed:i]), self.logits[i : i + 1])[0]
 
     def probs(self, i: int) -> Tensor:
-        """The law `[vocab]` that plain decoding would sample from."""
-        return self.scores(i).softmax(-1)
+        """The law `[vocab]` to sample from: what plain decoding would, but for an ensemble."""
+        p, q = self.scores(i).softmax(-1), self.draft_probs(i)
+        if self.weight is None or q is None:
+            return p
+        self.distances.append((1 - self.weight) * 0.5 * float((p - q).abs().sum()))
+        return self.weight * p + (1 - self.weight) * q
 
     def choice(self, i: int) -> int:
         """The most probable token (the first of equals, as transformers takes it)."""
+        if self.weight is not None:
+            return int(self.probs(i).argmax())
         if not self.row.processors.pointwise:
             return int(self.scores(i).argmax())
         if self._choices is None:
             self._choices = self._pointwise().argmax(-1).tolist()
         return self._choices[i]
+
+    def draft_probs(self, i: int) -> Tensor | None:
+        """The law `[vocab]` that drafted token i was drawn from; None for a point mass, and behind the draft."""
+        return None if self.draft.probs is None or i >= len(self.draft.tokens) else self.draft.probs[i]
 
     def margin(self, i: int) -> float:
         """Gap between the two best logits: near 0, other block sizes may round the other way in half precision."""
@@ -143,9 +156,3 @@ class Law:
         if self._block is None:
             self._block = self.row.processors(None, self.logits)
         return self._block
-
-    def draft_probs(self, i: int) -> Tensor | None:
-        """The law `[vocab]` that drafted token i was drawn from; None for a point mass."""
-        if self.draft.probs is None:
-            return None
-        return self.draft.probs[i]

@@ -1,24 +1,117 @@
-"""Draft-length schedules: pure functions from the current length and the step just made to the next length."""
+"""Draft-length schedules. Each row has its own, told every step; what it answers depends on those steps alone."""
 
 from __future__ import annotations
+
+from collections import defaultdict
 
 from specnb.decoding.contracts import Schedule
 from specnb.trace import Step
 
 
-def constant(k: int, step: Step) -> int:
+class Constant:
     """Always the same length."""
-    return k
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+
+    def length(self, signal: int = 0) -> int:
+        return self.k
+
+    def update(self, step: Step) -> None:
+        pass
 
 
-def heuristic(k: int, step: Step) -> int:
+class Heuristic(Constant):
     """Two more when the whole draft was accepted, one fewer otherwise; unchanged when nothing was drafted.
 
     transformers' rule of that name, but every call starts afresh.
     """
-    if not step.drafted:
-        return k
-    return k + 2 if step.accepted == len(step.drafted) else max(1, k - 1)
+
+    def update(self, step: Step) -> None:
+        if step.drafted:
+            self.k = self.k + 2 if step.accepted == len(step.drafted) else max(1, self.k - 1)
 
 
-SCHEDULES: dict[str, Schedule] = {"constant": constant, "heuristic": heuristic}
+class Adaptive:
+    """The length, 0 included, that promises most tokens per second, from the costs and the acceptance seen so far.
+
+    A step with k drafted tokens is expected to yield 1 + a1 + a1 a2 + ... + a1...ak tokens in the seconds of k draft tokens
+    and of a target pass over k + 1. Acceptance a_i is counted by position and by the drafter's signal (how long a match
+    was), older steps weighing less; the cost of block sizes not yet seen is interpolated. Where plain decoding looks best, a
+    draft is tried after a while, each time later if it did not help.
+    """
+
+    LONGEST, FORGET, PRIOR, BELIEF = 16, 0.9, 2.0, 0.7
+    FIRST_PROBE, LAST_PROBE = 6, 96
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+        self.longest = max(k, self.LONGEST)
+        self.verify: dict[int, float] = {}  # seconds by block size
+        self.draft: float | None = None  # seconds per drafted token
+        self.tried: dict[tuple[int, int], float] = defaultdict(float)  # by signal and position
+        self.stood: dict[tuple[int, int], float] = defaultdict(float)
+        self.steps = self.drafting_steps = 0
+        self.plain_steps, self.probe_after = 0, self.FIRST_PROBE
+
+    def length(self, signal: int = 0) -> int:
+        if not self.verify:
+            return self.k
+        best = max(range(self.longest + 1), key=lambda k: self._rate(k, signal))
+        if best == 0 and self.plain_steps >= self.probe_after:
+            return max(1, self.k // 2)
+        return best
+
+    def update(self, step: Step) -> None:
+        self.steps += 1
+        k = len(step.drafted)
+        if self.steps > 1:  # the first pass has the prompt in it
+            self.verify[k + 1] = _blend(self.verify.get(k + 1), step.verify_seconds)
+        if not k:
+            self.plain_steps += 1
+            return
+        self.drafting_steps += 1
+        if self.drafting_steps > 1:  # so has the first draft
+            self.draft = _blend(self.draft, step.draft_seconds / k)
+        if self.plain_steps:
+            self.probe_after = self.FIRST_PROBE if step.accepted else min(2 * self.probe_after, self.LAST_PROBE)
+            self.plain_steps = 0
+        for i in range(min(step.accepted + 1, k)):
+            at = step.signal, i
+            self.tried[at] = self.FORGET * self.tried[at] + 1
+            self.stood[at] = self.FORGET * self.stood[at] + (i < step.accepted)
+
+    def _rate(self, k: int, signal: int) -> float:
+        tokens, alive = 1.0, 1.0
+        for i in range(k):
+            alive *= self._acceptance(signal, i)
+            tokens += alive
+        return tokens / (self._cost(k + 1) + k * (self.draft or 0.0))
+
+    def _acceptance(self, signal: int, position: int) -> float:
+        """By position, leaning on the whole signal's rate, which leans on a belief."""
+        of_signal = [at for at in self.tried if at[0] == signal]
+        pooled = (sum(self.stood[at] for at in of_signal) + self.PRIOR * self.BELIEF) / (
+            sum(self.tried[at] for at in of_signal) + self.PRIOR
+        )
+        at = signal, position
+        return (self.stood.get(at, 0.0) + self.PRIOR * pooled) / (self.tried.get(at, 0.0) + self.PRIOR)
+
+    def _cost(self, size: int) -> float:
+        """Seconds of a pass over `size` tokens: measured, or on the line through the nearest measured sizes."""
+        if size in self.verify:
+            return self.verify[size]
+        below = max((s for s in self.verify if s < size), default=None)
+        above = min((s for s in self.verify if s > size), default=None)
+        if below is None or above is None:
+            near = self.verify[below if below is not None else above]  # type: ignore[index]
+            return near * (1 + 0.02 * (size - (below or 0))) if above is None else near
+        share = (size - below) / (above - below)
+        return self.verify[below] + share * (self.verify[above] - self.verify[below])
+
+
+def _blend(old: float | None, new: float) -> float:
+    return new if old is None else 0.7 * old + 0.3 * new
+
+
+SCHEDULES: dict[str, type[Schedule]] = {"constant": Constant, "heuristic": Heuristic, "adaptive": Adaptive}

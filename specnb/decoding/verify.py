@@ -92,9 +92,19 @@ def greedy(law: Law, draft: Draft, generator: torch.Generator) -> Iterator[Verdi
 
 
 def speculative_sampling(law: Law, draft: Draft, generator: torch.Generator) -> Iterator[Verdict]:
-    """Token by token: x stands with probability `acceptance`, else the correction is drawn from `residual`."""
+    """Token by token: x stands with probability `acceptance`, else the correction is drawn from `residual`.
+
+    For a point mass that is the same as drawing from p and comparing with x. So each token takes one random draw, whatever was
+    drafted, and the text is the one that plain sampling writes with the same seed.
+    """
     for i, x in enumerate(draft.tokens):
         p, q = law.probs(i), law.draft_probs(i)
+        if q is None:
+            token = draw(p, generator)
+            yield Verdict(token, token == x)
+            if token != x:
+                return
+            continue
         if _uniform(generator, p) >= acceptance(p, q, x):
             yield Verdict(draw(residual(p, q, x), generator), False)
             return

@@ -46,7 +46,8 @@ class Run:
 
     def drawing(self, target: CachedLM) -> Drawing:
         """How a drafter with a law of its own picks its tokens."""
-        return Drawing(self.sample, self.options["assistant_confidence_threshold"], target.device, target.vocab_size)
+        laws = self.sample or self.options["assistant_ensemble_weight"] is not None
+        return Drawing(self.sample, laws, self.options["assistant_confidence_threshold"], target.device, target.vocab_size)
 
 
 def _plain(run: Run) -> tuple[CachedLM, Drafter | None]:
@@ -60,7 +61,7 @@ def _prompt_lookup(run: Run) -> tuple[CachedLM, Drafter]:
 def _draft_model(run: Run) -> tuple[CachedLM, Drafter]:
     assert run.assistant_model is not None
     target = run.target()
-    lm = CachedLM(run.assistant_model, run.rows, **run.size)
+    lm = CachedLM(run.assistant_model, run.rows, foreign_ids=True, **run.size)
     return target, DraftModel(lm, run.drawing(target))
 
 
@@ -74,7 +75,7 @@ def _universal(run: Run) -> tuple[CachedLM, Drafter]:
     target, tokenizers = run.target(), (text_tokenizer(run.tokenizer), text_tokenizer(run.assistant_tokenizer))
     readings = readings_of(run.rows, *tokenizers)
     lm = CachedLM(run.assistant_model, readings, **run.size)  # type: ignore[arg-type]
-    return target, Universal(lm, readings, tokenizers, run.drawing(target), shared=run.sample)
+    return target, Universal(lm, readings, tokenizers, run.drawing(target), shared=run.sample or run.options["assistant_ensemble_weight"] is not None)
 
 
 def _mtp_layers(run: Run) -> tuple[CachedLM, Drafter]:

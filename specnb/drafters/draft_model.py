@@ -20,9 +20,9 @@ class DraftModel:
     def __init__(self, lm: CachedLM, drawing: Drawing) -> None:
         self.lm, self.drawing = lm, drawing
 
-    def propose(self, rows: Sequence[Row], k: Sequence[int]) -> list[Draft]:
+    def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
         limit = self.lm.limit
-        most = [n if limit is None else min(n, limit - len(row.ids) + 1) for row, n in zip(rows, k, strict=True)]
+        most = [n if limit is None else min(n, limit - len(row.ids) + 1) for row, n in zip(rows, room, strict=True)]
         drafts = [Growing(row, n, self.drawing) for row, n in zip(rows, most, strict=True)]
         while any(draft.open for draft in drafts):
             out = self.lm.logits(rows, [draft.tokens for draft in drafts], [1] * len(rows))

@@ -88,9 +88,9 @@ class EarlyExitTarget(CachedLM):
 def check_halves(model: PreTrainedModel, lower: PreTrainedModel, last: Capture, upper: PreTrainedModel, inject: Inject) -> None:
     """Raise ValueError unless the two halves, one after the other, give what the whole gives on two tokens."""
     tokens = torch.tensor([[0, 1]], device=model.get_input_embeddings().weight.device)
+    whole = model(tokens, use_cache=False).logits
     reason: object = "they give other logits"
     try:
-        whole = model(tokens, use_cache=False).logits
         lower(tokens, use_cache=False)
         inject.value = last.value
         halves = upper(tokens, use_cache=False).logits

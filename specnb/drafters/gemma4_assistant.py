@@ -29,11 +29,11 @@ class Gemma4Assistant:
         types = target.config.layer_types
         self.sources = {types[i]: i for i, layer in enumerate(target.store.layers) if layer in target.store.row_layers}
 
-    def propose(self, rows: Sequence[Row], k: Sequence[int]) -> list[Draft]:
-        return [self._propose(r, row, n) for r, (row, n) in enumerate(zip(rows, k, strict=True))]
+    def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
+        return [self._propose(r, row, n) for r, (row, n) in enumerate(zip(rows, room, strict=True))]
 
-    def _propose(self, r: int, row: Row, k: int) -> Draft:
-        draft = Growing(row, k, self.drawing)
+    def _propose(self, r: int, row: Row, room: int) -> Draft:
+        draft = Growing(row, room, self.drawing)
         if not draft.open:
             return draft.draft()
         last = len(row.ids) - 1  # the last token, which the target has not processed yet

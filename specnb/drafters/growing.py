@@ -15,12 +15,13 @@ from specnb.decoding.verify import draw
 class Drawing:
     """How tokens are picked from a drafter's logits.
 
-    `sample`: draw from the processed law (and report it) instead of taking the most probable token; `threshold`: a draft ends
+    `sample`: draw from the processed law instead of taking the most probable token; `laws`: report the laws; `threshold`: a draft ends
     after a token that had less probability than this; laws and random numbers live on `device`, laws have the target's
     `vocab_size`.
     """
 
     sample: bool
+    laws: bool
     threshold: float
     device: torch.device
     vocab_size: int
@@ -28,14 +29,17 @@ class Drawing:
 
 @dataclass
 class Growing:
-    """The draft of one row, up to `most` tokens."""
+    """The draft of one row: as long as its schedule wants, at most `room` tokens."""
 
     row: Row
-    most: int
+    room: int
     drawing: Drawing
     tokens: list[int] = field(default_factory=list)
     laws: list[Tensor] = field(default_factory=list)
     doubted: bool = False
+
+    def __post_init__(self) -> None:
+        self.most = min(self.room, self.row.schedule.length())
 
     @property
     def open(self) -> bool:
@@ -49,11 +53,13 @@ class Growing:
         if logits.shape[-1] < how.vocab_size:  # before the processors: some know the target's size
             logits = torch.nn.functional.pad(logits, (0, how.vocab_size - logits.shape[-1]), value=-torch.inf)
         scores = processors(None if processors.pointwise else self.row.prefix(self.tokens), logits)[0]
-        if how.sample:
-            self.laws.append(scores.softmax(-1))
-            token = draw(self.laws[-1], self.row.generator)
-        else:
-            token = int(scores.argmax())
+        if how.laws:
+            law = scores.softmax(-1)
+            if law[0].isnan():  # the processors leave the draft model no token at all
+                self.doubted = True
+                return
+            self.laws.append(law)
+        token = draw(self.laws[-1], self.row.generator) if how.sample else int(scores.argmax())
         self.tokens.append(token)
         if how.threshold:
             self.doubted = bool((scores[token] - scores.logsumexp(-1)).exp() < how.threshold)

@@ -36,11 +36,11 @@ class MtpLayers:
         self._states: dict[int, tuple[int, Tensor]] = {}  # hidden states from the first slot on that is not settled
         self._cache_name = "cache" if "cache" in inspect.signature(mtp.layers[0].forward).parameters else "past_key_values"
 
-    def propose(self, rows: Sequence[Row], k: Sequence[int]) -> list[Draft]:
+    def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
         self.store.follow([row.index for row in rows])
         for row in rows:
             self._collect(row)
-        drafts = [Growing(row, n, self.drawing) for row, n in zip(rows, k, strict=True)]
+        drafts = [Growing(row, n, self.drawing) for row, n in zip(rows, room, strict=True)]
         if not any(draft.open for draft in drafts):
             return [draft.draft() for draft in drafts]
         ends = [len(row.ids) - 1 for row in rows]  # one slot per token that has another behind it

@@ -25,13 +25,13 @@ class NgramIndex:
                 self._last[n - 1][tuple(ids[end - n : end])] = end
             self._indexed = end
 
-    def find(self, ids: Sequence[int]) -> int | None:
-        """Position after the most recent earlier occurrence of the longest suffix of `ids`; None if there is none."""
+    def find(self, ids: Sequence[int]) -> tuple[int, int]:
+        """Position after the most recent earlier occurrence of the longest suffix of `ids`, and its length; (0, 0) if none."""
         for n in range(min(self.size, len(ids) - 1), 0, -1):
             at = self._last[n - 1].get(tuple(ids[len(ids) - n :]))
             if at is not None:
-                return at
-        return None
+                return at, n
+        return 0, 0
 
 
 class PromptLookup:
@@ -47,19 +47,17 @@ class PromptLookup:
         self.size, self.eos = max_matching_ngram_size, eos
         self._indexes: dict[int, NgramIndex] = {}
 
-    def propose(self, rows: Sequence[Row], k: Sequence[int]) -> list[Draft]:
-        return [Draft(self._continuation(row, n)) for row, n in zip(rows, k, strict=True)]
+    def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
+        return [self._propose(row, n) for row, n in zip(rows, room, strict=True)]
 
-    def _continuation(self, row: Row, k: int) -> list[int]:
+    def _propose(self, row: Row, room: int) -> Draft:
         index = self._indexes.setdefault(row.index, NgramIndex(self.size))
         index.extend(row.ids)
-        at = index.find(row.ids) if k > 0 else None
-        if at is None:
-            return []
+        at, matched = index.find(row.ids)
         draft: list[int] = []
-        for i in range(at, at + k):
+        for i in range(at, at + min(room, row.schedule.length(matched)) if matched else at):
             token = row.ids[i] if i < len(row.ids) else draft[i - len(row.ids)]
             draft.append(token)
             if token in self.eos:
                 break
-        return draft
+        return Draft(draft, signal=matched)

@@ -56,10 +56,10 @@ class Universal:
         own_eos = lm.model.generation_config.eos_token_id
         self.eos = {self.assistant_tokenizer.eos_token_id, *(own_eos if isinstance(own_eos, list) else [own_eos])} - {None}
 
-    def propose(self, rows: Sequence[Row], k: Sequence[int]) -> list[Draft]:
+    def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
         readings = [self._read(row) for row in rows]
         limit = self.lm.limit
-        most = [0 if r.detokenizer.held else n if limit is None else min(n, limit - len(r.ids) + 1) for r, n in zip(readings, k, strict=True)]
+        most = [0 if r.detokenizer.held else n if limit is None else min(n, limit - len(r.ids) + 1) for r, n in zip(readings, room, strict=True)]
         growing = [Growing(row, n, self.drawing) for row, n in zip(rows, most, strict=True)]
         own: list[list[int]] = [[] for _ in rows]
         if self.shared is None:
