@@ -30,7 +30,15 @@ from specnb.trace import GenerationResult, Step
 from specnb.trace import Row as RowResult
 
 # What generate() adds for its own loop; CachedLM makes its own.
-_FOR_ITS_LOOP = ("attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep", "cache_position")
+_FOR_ITS_LOOP = (
+    "attention_mask",
+    "position_ids",
+    "cache",
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+    "cache_position",
+)
 
 
 @dataclass
@@ -61,7 +69,9 @@ class Decoder:
         began, self.result = time.perf_counter(), None
         refusals.check_model(model, model_kwargs)
         refusals.check_options(generation_config)
-        assistant = self.assistant_for or drafters.method_for(model, self.assistant_model, self.tokenizer, self.assistant_tokenizer)
+        assistant = self.assistant_for or drafters.method_for(
+            model, self.assistant_model, self.tokenizer, self.assistant_tokenizer
+        )
         chosen = drafters.with_defaults(self._method(method, generation_config, assistant), model)
         sample = bool(generation_config.do_sample)
         seed = self.seed if seed is None else BY_NAME["seed"].check(seed)
@@ -81,13 +91,18 @@ class Decoder:
             for i, ids in enumerate(prompts)
         ]  # fmt: skip
         if len(rows) > 1 and self.streamer is not None:
-            raise ValueError(f"a streamer shows one row, but there are {len(rows)}; generate the prompts one by one to stream them.")
+            raise ValueError(
+                f"a streamer shows one row, but there are {len(rows)}; generate the prompts one by one to stream them."
+            )
         past = model_kwargs.get("cache", model_kwargs.get("past_key_values"))
         refusals.check_past(past, rows, pads)
         refusals.check_positions(model_kwargs.get("position_ids"), rows, pads)
         inputs = {name: batch.shift(value, pads, input_ids.shape) for name, value in model_kwargs.items()
                   if name not in _FOR_ITS_LOOP and value is not None}  # fmt: skip
-        size = {"capacity": max(map(len, prompts)) + min(room, 512) + 16, "prefill_chunk_size": generation_config.prefill_chunk_size}
+        size = {
+            "capacity": max(map(len, prompts)) + min(room, 512) + 16,
+            "prefill_chunk_size": generation_config.prefill_chunk_size,
+        }
         run = drafters.Run(model, rows, chosen.options, sample, stops.eos, size, {"first_inputs": inputs, "past": past},
                            self.assistant_model, self.tokenizer, self.assistant_tokenizer)  # fmt: skip
         target, drafter = drafters.assemble(chosen.name, run)
@@ -120,7 +135,9 @@ class Decoder:
         sequences = finish()
         if isinstance(past, DynamicCache) and len(rows) == 1:
             target.store.unload(past, len(rows[0].ids) - 1)
-        return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
+        return (
+            GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
+        )
 
     def _follow(self, steps: Iterator[Step], input_ids: Tensor) -> None:
         """Run the loop, telling whoever listens."""
@@ -147,7 +164,9 @@ class Decoder:
 
     def _row(self, row: Row) -> RowResult:
         ids = tuple(token for step in row.steps for token in step.emitted)
-        result = RowResult(tuple(row.ids[: row.prompt_length]), ids, tuple(row.steps), row.finish_reason or "interrupted")
+        result = RowResult(
+            tuple(row.ids[: row.prompt_length]), ids, tuple(row.steps), row.finish_reason or "interrupted"
+        )
         if self.tokenizer is not None:
             result.pieces, result.rejected_pieces = step_pieces(self.tokenizer, row.steps)
         return result

@@ -77,6 +77,7 @@ class Option:
 _MODEL_DRAFTERS = ("draft_model", "early_exit", "mtp_layers", "gemma4_assistant", "universal")
 _DRAFTERS = (*_MODEL_DRAFTERS, "prompt_lookup")
 
+# fmt: off
 OPTIONS: tuple[Option, ...] = (
     Option("num_assistant_tokens", int, 5, "tokens drafted per step (the first step's, where a schedule changes it)",
            low=1, slider=(1, 16), methods=_DRAFTERS),
@@ -115,6 +116,7 @@ OPTIONS: tuple[Option, ...] = (
            low=0, slider=(0, 8), group="sampling"),
     Option("seed", int, None, "seed of this call's random numbers; None draws one and reports it", low=0, group="sampling"),
 )
+# fmt: on
 BY_NAME: dict[str, Option] = {option.name: option for option in OPTIONS}
 
 
@@ -130,6 +132,7 @@ class MethodInfo:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
+# fmt: off
 METHODS: dict[str, MethodInfo] = {
     info.name: info
     for info in (
@@ -148,6 +151,7 @@ METHODS: dict[str, MethodInfo] = {
                    "Timor et al. 2502.05202", needs=("assistant_model", "assistant_tokenizer")),
     )
 }
+# fmt: on
 
 
 ASKED_BY = {"prompt_lookup_num_tokens": "prompt_lookup", "assistant_early_exit": "early_exit", "use_mtp": "mtp_layers"}

@@ -27,8 +27,14 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "force_words_ids": ((None,), "constrained search needs beams"),
     "use_cache": ((None, True), "every step relies on the cache"),
     "token_healing": ((None, False), "it rewrites the prompt"),
-    "output_scores": ((None, False), "rejected positions have no place in that output; the steps in .steps tell the story"),
-    "output_logits": ((None, False), "rejected positions have no place in that output; the steps in .steps tell the story"),
+    "output_scores": (
+        (None, False),
+        "rejected positions have no place in that output; the steps in .steps tell the story",
+    ),
+    "output_logits": (
+        (None, False),
+        "rejected positions have no place in that output; the steps in .steps tell the story",
+    ),
     "output_attentions": ((None, False), "rejected positions have no place in that output"),
     "output_hidden_states": ((None, False), "rejected positions have no place in that output"),
 }
@@ -62,7 +68,9 @@ def check_positions(position_ids: Tensor | None, rows: Sequence[Row], pads: Sequ
         n = len(row.ids)
         given = position_ids[min(r, len(position_ids) - 1), start : start + n].tolist()
         if given != list(range(n - len(given), n)):
-            raise ValueError(f"position_ids of row {r} are not 0, 1, 2, ... over its tokens; leave them out: the engine counts itself.")
+            raise ValueError(
+                f"position_ids of row {r} are not 0, 1, 2, ... over its tokens; leave them out: the engine counts itself."
+            )
 
 
 def check_past(past: Any, rows: Sequence[Row], pads: Sequence[int]) -> None:
@@ -71,8 +79,12 @@ def check_past(past: Any, rows: Sequence[Row], pads: Sequence[int]) -> None:
         return
     held = past.get_seq_length()
     known = {DynamicLayer, DynamicSlidingWindowLayer}
-    if not isinstance(past, DynamicCache) or any(type(layer) not in known and layer.keys is not None for layer in past.layers):
-        raise ValueError(f"a filled {type(past).__name__} cannot be continued; give a DynamicCache, or no cache at all.")
+    if not isinstance(past, DynamicCache) or any(
+        type(layer) not in known and layer.keys is not None for layer in past.layers
+    ):
+        raise ValueError(
+            f"a filled {type(past).__name__} cannot be continued; give a DynamicCache, or no cache at all."
+        )
     if len(rows) > 1:
         raise ValueError("a filled cache can be continued for one prompt at a time only.")
     if pads[0]:

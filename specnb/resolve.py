@@ -21,7 +21,9 @@ def method_name(method: Method | str | None) -> str | None:
     return method.name if isinstance(method, Method) else method
 
 
-def resolve(method: Method | str | None, given: Mapping[str, Any], config: GenerationConfig, assistant: str | None) -> Method:
+def resolve(
+    method: Method | str | None, given: Mapping[str, Any], config: GenerationConfig, assistant: str | None
+) -> Method:
     """The method of a call with all its options.
 
     Args:
@@ -40,18 +42,26 @@ def resolve(method: Method | str | None, given: Mapping[str, Any], config: Gener
         raise ValueError(unknown("method", str(name), METHODS))
     for key, other in asked.items():
         if other != name:
-            raise ValueError(f"{key}={given[key]!r} asks for method {other!r}, but the method is {name!r}; give one of them.")
+            raise ValueError(
+                f"{key}={given[key]!r} asks for method {other!r}, but the method is {name!r}; give one of them."
+            )
     if assistant and name != assistant:
-        raise ValueError(f"assistant_model= was given, which is for method {assistant!r}, but the method is {name!r}; leave it out.")
+        raise ValueError(
+            f"assistant_model= was given, which is for method {assistant!r}, but the method is {name!r}; leave it out."
+        )
     if name in OF_ASSISTANTS and not assistant:
         raise ValueError(f"method {name!r} needs assistant_model=: {METHODS[name].help}.")
     options = {key: value for key, value in given.items() if key in DRAFTING}
     if isinstance(method, Method):
         if options or asked:
-            raise ValueError(f"{', '.join({**options, **asked})} given twice: put options into the Method or into the call, not both.")
+            raise ValueError(
+                f"{', '.join({**options, **asked})} given twice: put options into the Method or into the call, not both."
+            )
         return method
     if name == "plain" and options:
-        raise ValueError(f"{', '.join(options)} given, but nothing drafts: give method=, assistant_model= or one of {', '.join(ASKED_BY)}.")
+        raise ValueError(
+            f"{', '.join(options)} given, but nothing drafts: give method=, assistant_model= or one of {', '.join(ASKED_BY)}."
+        )
     if name == "prompt_lookup":
         options = _lookup_length(options, given, config)
     for option in options_of(name):

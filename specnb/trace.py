@@ -12,7 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ORIGINS = ("accepted", "corrected", "bonus", "plain")
-FINISH_REASONS = ("eos", "stop_string", "stopping_criteria", "length", "max_time", "context", "cancelled", "interrupted")
+FINISH_REASONS = (
+    "eos",
+    "stop_string",
+    "stopping_criteria",
+    "length",
+    "max_time",
+    "context",
+    "cancelled",
+    "interrupted",
+)
 
 
 @dataclass(frozen=True)
@@ -190,8 +199,16 @@ class GenerationResult:
 
     def metrics(self) -> dict[str, float | int | list[float]]:
         """The counted metrics by name (no times, so that they are the same on every run)."""
-        names = ("num_emitted_tokens", "target_passes", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens",
-                 "draft_acceptance_rate", "mean_acceptance_length", "acceptance_rate_by_position")
+        names = (
+            "num_emitted_tokens",
+            "target_passes",
+            "num_spec_steps",
+            "num_draft_tokens",
+            "num_accepted_draft_tokens",
+            "draft_acceptance_rate",
+            "mean_acceptance_length",
+            "acceptance_rate_by_position",
+        )
         return {name: getattr(self, name) for name in names}
 
     # ---- other forms
@@ -229,7 +246,11 @@ class GenerationResult:
         count = f"{self.num_emitted_tokens} tokens in {len(self.steps)} steps"
         if len(self.rows) > 1:
             count += f" over {len(self.rows)} rows"
-        drafted = f", {self.num_accepted_draft_tokens} of {self.num_draft_tokens} drafted tokens accepted" if self.num_draft_tokens else ""
+        drafted = (
+            f", {self.num_accepted_draft_tokens} of {self.num_draft_tokens} drafted tokens accepted"
+            if self.num_draft_tokens
+            else ""
+        )
         return f"GenerationResult({self.method}: {count}{drafted})"
 
     def _repr_html_(self) -> str:

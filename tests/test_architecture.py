@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trace": set(),
     "text": set(),
     "decoding": {"options", "trace"},
-    "drafters": {"decoding", "options", "trace"},
+    "drafters": {"decoding", "options", "trace", "text"},
     "models": {"options", "text"},
     "views": {"trace", "options", "text"},
 }

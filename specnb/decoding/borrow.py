@@ -43,7 +43,9 @@ def layers_path(model: PreTrainedModel) -> str:
     """The path of the decoder's list of layers. Raises ValueError where there is no such list."""
     decoder, depth = model.get_decoder(), model.config.get_text_config(decoder=True).num_hidden_layers
     lists = [
-        (name, module) for name, module in decoder.named_modules() if isinstance(module, nn.ModuleList) and len(module) == depth
+        (name, module)
+        for name, module in decoder.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == depth
     ]
     if not lists:
         raise ValueError(f"{type(model).__name__} has no plain stack of {depth} decoder layers.")

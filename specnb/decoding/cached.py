@@ -50,14 +50,18 @@ class CachedLM:
         self.store = store or RowStore(model.config, [row.index for row in rows], capacity)
         self._last_id = int(model.get_input_embeddings().weight.shape[0]) - 1 if foreign_ids else None
         self.passes = 0  # calls of logits()
-        self.hidden: dict[int, tuple[int, Tensor]] = {}  # by row index: first position, states [n, size] after the final norm
+        self.hidden: dict[
+            int, tuple[int, Tensor]
+        ] = {}  # by row index: first position, states [n, size] after the final norm
         self._tap: Capture | None = None
         self._remembers_all = hidden_states == "all"
         if hidden_states:
             self._tap = Capture(getattr(model, model.base_model_prefix))
             self.model = borrow(model, {model.base_model_prefix: self._tap})
         self._agreed = {row.index: 0 for row in rows}  # tokens of row.ids that the cache holds for sure
-        self._tail: dict[int, list[int]] = {row.index: [] for row in rows}  # cached after those: the last call's proposals
+        self._tail: dict[int, list[int]] = {
+            row.index: [] for row in rows
+        }  # cached after those: the last call's proposals
         self._chunk = prefill_chunk_size
         self._first_inputs = dict(first_inputs or {})
         types = self._first_inputs.get("token_type_ids") if self.config is model.config else None
@@ -65,7 +69,9 @@ class CachedLM:
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"  # renamed in transformers 5.24
         if self._cache_name not in parameters:
-            raise ValueError(f"{type(model).__name__} keeps no key/value cache, so a rejected draft cannot be taken back.")
+            raise ValueError(
+                f"{type(model).__name__} keeps no key/value cache, so a rejected draft cannot be taken back."
+            )
         self._keeps = "logits_to_keep" in parameters
         self._positions = "position_ids" in parameters and not hasattr(model, "get_rope_index")
         self._attention = getattr(self.config, "_attn_implementation", "eager")
@@ -96,11 +102,15 @@ class CachedLM:
             stops = [max(s, min(e - k, s + self._chunk)) for e, s, k in zip(ends, starts, keep, strict=True)]
             if max(e - s - k for e, s, k in zip(ends, starts, keep, strict=True)) < self._chunk:
                 break
-            self._forward(rows, [_slice(row.ids, extra[r], starts[r], stops[r]) for r, row in enumerate(rows)], starts, 0)
+            self._forward(
+                rows, [_slice(row.ids, extra[r], starts[r], stops[r]) for r, row in enumerate(rows)], starts, 0
+            )
             starts = stops
         fed = [_slice(row.ids, extra[r], starts[r], ends[r]) for r, row in enumerate(rows)]
         width = max(map(len, fed))
-        first = min(len(f) - k for f, k in zip(fed, keep, strict=True))  # rows of different lengths end at different columns
+        first = min(
+            len(f) - k for f, k in zip(fed, keep, strict=True)
+        )  # rows of different lengths end at different columns
         out = self._forward(rows, fed, starts, width - first)
         self.note(rows, extra)
         return [out[r, len(f) - keep[r] - first : len(f) - first] for r, f in enumerate(fed)]
@@ -139,19 +149,30 @@ class CachedLM:
     def _forward(self, rows: Sequence[Row], fed: Sequence[Sequence[int]], starts: list[int], keep: int) -> Tensor:
         """Run `fed[i]` at positions from `starts[i]` on; logits of the last `keep` columns (0: the head is not run)."""
         width = max(map(len, fed))
-        tokens = torch.tensor([[*f, *[0] * (width - len(f))] for f in fed], device=self.device)  # padding: overwritten later
+        tokens = torch.tensor(
+            [[*f, *[0] * (width - len(f))] for f in fed], device=self.device
+        )  # padding: overwritten later
         if self._last_id is not None:
             tokens = tokens.clamp(max=self._last_id)
         self.store.span.set(list(starts))
-        inputs: dict[str, Any] = {"input_ids": tokens, self._cache_name: self.store, "use_cache": True, **self._first_inputs}
+        inputs: dict[str, Any] = {
+            "input_ids": tokens,
+            self._cache_name: self.store,
+            "use_cache": True,
+            **self._first_inputs,
+        }
         self._first_inputs = {}
         if self._token_type is not None:  # new tokens are of the last one's type, as in generate()
             inputs.setdefault("token_type_ids", self._token_type.expand(-1, width))
         positions = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
         if self._positions:  # padding, and rows past a draft model's end, must not leave a table of positions
-            inputs["position_ids"] = positions.clamp(max=self.limit - 1) if self.limit and self.hard_limit else positions
+            inputs["position_ids"] = (
+                positions.clamp(max=self.limit - 1) if self.limit and self.hard_limit else positions
+            )
         if not self.store.span.uniform:
-            inputs["attention_mask"] = self.store.mask(positions, None if self._attention == "sdpa" else self.model.dtype)
+            inputs["attention_mask"] = self.store.mask(
+                positions, None if self._attention == "sdpa" else self.model.dtype
+            )
         if self._keeps and keep:
             inputs["logits_to_keep"] = keep
         module = self.model if keep else getattr(self.model, self.model.base_model_prefix)
@@ -183,7 +204,9 @@ class CachedLM:
         elif kind in _NO_ROWS or chunked or len(windows) > 1 or not self._positions or self._token_type is not None:
             reason = "its layers build their own masks or positions from a 2-D mask"
         if reason:
-            raise ValueError(f"several rows at once cannot be decoded with {kind!r}: {reason}. Generate the prompts one by one.")
+            raise ValueError(
+                f"several rows at once cannot be decoded with {kind!r}: {reason}. Generate the prompts one by one."
+            )
 
 
 def _slice(ids: Sequence[int], extra: Sequence[int], start: int, stop: int) -> list[int]:

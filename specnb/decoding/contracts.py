@@ -96,4 +96,3 @@ class Drafter(Protocol):
 
 Rule = Callable[["Law", Draft, torch.Generator], Iterator[Verdict]]
 """Yields the tokens that stand, in order; the last one is the correction or the bonus. The loop stops asking at a stop."""
-

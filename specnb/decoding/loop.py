@@ -25,7 +25,9 @@ def decode(target: CachedLM, drafter: Drafter | None, rows: Sequence[Row], *, ru
     first = True
     while True:
         began = time.perf_counter()
-        stops.before_step([row for row in rows if row.finish_reason is None], target.limit if target.hard_limit else None)
+        stops.before_step(
+            [row for row in rows if row.finish_reason is None], target.limit if target.hard_limit else None
+        )
         active = [row for row in rows if row.finish_reason is None]
         if not active:
             return
@@ -55,7 +57,9 @@ def decode(target: CachedLM, drafter: Drafter | None, rows: Sequence[Row], *, ru
         seconds = (drafted - began) / n, (verified - drafted) / n, (done - verified) / n
         for row, draft, law, (position, accepted, tokens, gaps) in zip(active, drafts, laws, outcomes, strict=True):
             distances = tuple(law.distances) or None
-            step = Step(position, tuple(draft.tokens), accepted, tokens, *seconds, row.index, gaps, draft.signal, distances)
+            step = Step(
+                position, tuple(draft.tokens), accepted, tokens, *seconds, row.index, gaps, draft.signal, distances
+            )
             row.steps.append(step)
             row.schedule.update(step)
         yield from [row.steps[-1] for row in active]
@@ -68,4 +72,3 @@ def room(row: Row, target: CachedLM) -> int:
     if target.limit is not None:
         free = min(free, target.limit - len(row.ids))
     return max(0, free)
-

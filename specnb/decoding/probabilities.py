@@ -68,8 +68,12 @@ class Processors:
         for processor in self.list:
             lengths = [name for name in _LENGTHS if isinstance(getattr(processor, name, None), int)]
             if fork and type(processor) in _OF_ALL_ROWS:
-                raise ValueError(f"{type(processor).__name__} works on one prompt at a time; generate the prompts one by one.")
-            if isinstance(getattr(processor, "prompt_ignore_length", None), Tensor):  # the number of pads: a row has none
+                raise ValueError(
+                    f"{type(processor).__name__} works on one prompt at a time; generate the prompts one by one."
+                )
+            if isinstance(
+                getattr(processor, "prompt_ignore_length", None), Tensor
+            ):  # the number of pads: a row has none
                 processor = copy.copy(processor)
                 processor.prompt_ignore_length = None
             elif padding and lengths and _ours(processor):

@@ -115,10 +115,12 @@ class RowStore(Cache):
         self.rows = list(rows)
         self.span = _Span(len(rows), capacity)
         windows = [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in plan]
-        super().__init__(layers=[
-            RowLayer(self.span, window) if isinstance(layer, DynamicLayer) else layer
-            for layer, window in zip(plan, windows, strict=True)
-        ])
+        super().__init__(
+            layers=[
+                RowLayer(self.span, window) if isinstance(layer, DynamicLayer) else layer
+                for layer, window in zip(plan, windows, strict=True)
+            ]
+        )
 
     @property
     def row_layers(self) -> list[RowLayer]:
@@ -141,7 +143,9 @@ class RowStore(Cache):
         Boolean, or 0 and the lowest number of `dtype` for an attention that adds the mask to the scores.
         """
         masks: dict[int | None, Tensor] = {}
-        for window, (first, end) in {layer.window: layer.visible(positions.shape[1]) for layer in self.row_layers}.items():
+        for window, (first, end) in {
+            layer.window: layer.visible(positions.shape[1]) for layer in self.row_layers
+        }.items():
             slots = torch.arange(first, end, device=positions.device)
             see = slots <= positions[:, None, :, None]
             if window is not None:

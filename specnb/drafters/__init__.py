@@ -47,7 +47,9 @@ class Run:
     def drawing(self, target: CachedLM) -> Drawing:
         """How a drafter with a law of its own picks its tokens."""
         laws = self.sample or self.options["assistant_ensemble_weight"] is not None
-        return Drawing(self.sample, laws, self.options["assistant_confidence_threshold"], target.device, target.vocab_size)
+        return Drawing(
+            self.sample, laws, self.options["assistant_confidence_threshold"], target.device, target.vocab_size
+        )
 
 
 def _plain(run: Run) -> tuple[CachedLM, Drafter | None]:
@@ -75,7 +77,13 @@ def _universal(run: Run) -> tuple[CachedLM, Drafter]:
     target, tokenizers = run.target(), (text_tokenizer(run.tokenizer), text_tokenizer(run.assistant_tokenizer))
     readings = readings_of(run.rows, *tokenizers)
     lm = CachedLM(run.assistant_model, readings, **run.size)  # type: ignore[arg-type]
-    return target, Universal(lm, readings, tokenizers, run.drawing(target), shared=run.sample or run.options["assistant_ensemble_weight"] is not None)
+    return target, Universal(
+        lm,
+        readings,
+        tokenizers,
+        run.drawing(target),
+        shared=run.sample or run.options["assistant_ensemble_weight"] is not None,
+    )
 
 
 def _mtp_layers(run: Run) -> tuple[CachedLM, Drafter]:
@@ -101,7 +109,9 @@ _METHODS: dict[str, Callable[[Run], tuple[CachedLM, Drafter | None]]] = {
 }
 
 
-def method_for(model: PreTrainedModel, assistant_model: PreTrainedModel | None, tokenizer: Any, assistant_tokenizer: Any) -> str | None:
+def method_for(
+    model: PreTrainedModel, assistant_model: PreTrainedModel | None, tokenizer: Any, assistant_tokenizer: Any
+) -> str | None:
     """The method that an assistant model is for: by its class, and by what the tokenizers do; None without one.
 
     Raises ValueError for a pair that cannot work.

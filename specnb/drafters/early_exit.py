@@ -40,7 +40,9 @@ class LowerLayers(CachedLM):
 
     def take(self, rows: Sequence[Row], starts: Sequence[int], width: int) -> Tensor:
         """The states `[rows, width, size]` from position `starts[i]` on (padded behind)."""
-        parts = [self._states[row.index][1][s - self._states[row.index][0] :] for row, s in zip(rows, starts, strict=True)]
+        parts = [
+            self._states[row.index][1][s - self._states[row.index][0] :] for row, s in zip(rows, starts, strict=True)
+        ]
         self._states.clear()
         return torch.stack([torch.nn.functional.pad(p, (0, 0, 0, width - len(p))) for p in parts])
 
@@ -57,12 +59,16 @@ class EarlyExitTarget(CachedLM):
     def __init__(self, model: PreTrainedModel, rows: Sequence[Row], exit: int, **options: Any) -> None:
         depth = model.config.get_text_config(decoder=True).num_hidden_layers
         if not 1 <= exit < depth:
-            raise ValueError(f"assistant_early_exit={exit} is not valid: {type(model).__name__} has {depth} layers, so give 1 to {depth - 1}.")
+            raise ValueError(
+                f"assistant_early_exit={exit} is not valid: {type(model).__name__} has {depth} layers, so give 1 to {depth - 1}."
+            )
         super().__init__(model, rows, **options)
         path = layers_path(model)
         layers = model.get_submodule(path)
         self._inject = Inject(layers[exit - 1])
-        self._upper = borrow(model, {f"{path}.{exit - 1}": self._inject, **{f"{path}.{i}": Skip(layers[i]) for i in range(exit - 1)}})
+        self._upper = borrow(
+            model, {f"{path}.{exit - 1}": self._inject, **{f"{path}.{i}": Skip(layers[i]) for i in range(exit - 1)}}
+        )
         self._whole = model
         size = {key: options[key] for key in ("capacity", "prefill_chunk_size") if key in options}
         self.lower = LowerLayers(model, exit, rows, self.store, **size)
@@ -85,7 +91,9 @@ class EarlyExitTarget(CachedLM):
 
 
 @torch.no_grad()
-def check_halves(model: PreTrainedModel, lower: PreTrainedModel, last: Capture, upper: PreTrainedModel, inject: Inject) -> None:
+def check_halves(
+    model: PreTrainedModel, lower: PreTrainedModel, last: Capture, upper: PreTrainedModel, inject: Inject
+) -> None:
     """Raise ValueError unless the two halves, one after the other, give what the whole gives on two tokens."""
     tokens = torch.tensor([[0, 1]], device=model.get_input_embeddings().weight.device)
     whole = model(tokens, use_cache=False).logits

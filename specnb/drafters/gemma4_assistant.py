@@ -80,7 +80,9 @@ def check_assistant(target: PreTrainedModel, assistant: PreTrainedModel) -> None
     theirs, mine = _attentions(target), _attentions(assistant)
     missing = mine.keys() - theirs.keys()
     if missing:
-        raise ValueError(f"{names}: it needs keys and values of {', '.join(sorted(missing))} layers, which the target does not share.")
+        raise ValueError(
+            f"{names}: it needs keys and values of {', '.join(sorted(missing))} layers, which the target does not share."
+        )
     for kind, attention in mine.items():
         shape, wanted = _heads(theirs[kind]), _heads(attention)
         if shape != wanted:

@@ -28,13 +28,17 @@ class MtpLayers:
 
     drafts_first = False
 
-    def __init__(self, mtp: Any, target: CachedLM, rows: Sequence[Row], size: Mapping[str, Any], drawing: Drawing) -> None:
+    def __init__(
+        self, mtp: Any, target: CachedLM, rows: Sequence[Row], size: Mapping[str, Any], drawing: Drawing
+    ) -> None:
         self.mtp, self.target, self.drawing = mtp, target, drawing
         self.depth = len(mtp.layers)
         self.device = next(mtp.layers.parameters()).device
         self.store = RowStore(mtp.config, [row.index for row in rows], size["capacity"])
         self._states: dict[int, tuple[int, Tensor]] = {}  # hidden states from the first slot on that is not settled
-        self._cache_name = "cache" if "cache" in inspect.signature(mtp.layers[0].forward).parameters else "past_key_values"
+        self._cache_name = (
+            "cache" if "cache" in inspect.signature(mtp.layers[0].forward).parameters else "past_key_values"
+        )
 
     def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
         self.store.follow([row.index for row in rows])
@@ -102,9 +106,16 @@ class MtpLayers:
         rope = {"layer_type": kinds[m]} if getattr(self.mtp, "has_per_layer_rope", False) else {}
         with torch.no_grad():
             embedded = self.mtp.embed_tokens(tokens).to(states.device)
-            angles = None if self.mtp.rotary_emb is None else self.mtp.rotary_emb(embedded, position_ids=at + ahead, **rope)
+            angles = (
+                None if self.mtp.rotary_emb is None else self.mtp.rotary_emb(embedded, position_ids=at + ahead, **rope)
+            )
             out: Tensor = self.mtp.layers[m](
-                embedded, states, position_embeddings=angles, position_ids=at + ahead, attention_mask=mask, **{self._cache_name: self.store}
+                embedded,
+                states,
+                position_embeddings=angles,
+                position_ids=at + ahead,
+                attention_mask=mask,
+                **{self._cache_name: self.store},
             )
             if getattr(self.mtp, "use_shared_post_norm", False):
                 out = self.mtp.shared_post_norm(out)

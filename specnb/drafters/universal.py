@@ -42,7 +42,9 @@ class Universal:
 
     drafts_first = False
 
-    def __init__(self, lm: CachedLM, readings: Sequence[_Reading], tokenizers: tuple[Any, Any], drawing: Drawing, shared: bool) -> None:
+    def __init__(
+        self, lm: CachedLM, readings: Sequence[_Reading], tokenizers: tuple[Any, Any], drawing: Drawing, shared: bool
+    ) -> None:
         self.lm, self.drawing = lm, drawing
         self.tokenizer, self.assistant_tokenizer = tokenizers
         self.readings = {reading.index: reading for reading in readings}
@@ -50,16 +52,23 @@ class Universal:
         if shared:
             mine, theirs = shared_tokens(*tokenizers, drawing.vocab_size, lm.vocab_size)
             if not len(mine):
-                raise ValueError("the two tokenizers have no token in common, so sampling with this draft model is not possible; use do_sample=False.")
+                raise ValueError(
+                    "the two tokenizers have no token in common, so sampling with this draft model is not possible; use do_sample=False."
+                )
             self.shared = mine.to(drawing.device), theirs.to(drawing.device)
             self.counterpart = dict(zip(mine.tolist(), theirs.tolist(), strict=True))
         own_eos = lm.model.generation_config.eos_token_id
-        self.eos = {self.assistant_tokenizer.eos_token_id, *(own_eos if isinstance(own_eos, list) else [own_eos])} - {None}
+        self.eos = {self.assistant_tokenizer.eos_token_id, *(own_eos if isinstance(own_eos, list) else [own_eos])} - {
+            None
+        }
 
     def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
         readings = [self._read(row) for row in rows]
         limit = self.lm.limit
-        most = [0 if r.detokenizer.held else n if limit is None else min(n, limit - len(r.ids) + 1) for r, n in zip(readings, room, strict=True)]
+        most = [
+            0 if r.detokenizer.held else n if limit is None else min(n, limit - len(r.ids) + 1)
+            for r, n in zip(readings, room, strict=True)
+        ]
         growing = [Growing(row, n, self.drawing) for row, n in zip(rows, most, strict=True)]
         own: list[list[int]] = [[] for _ in rows]
         if self.shared is None:
@@ -83,7 +92,10 @@ class Universal:
                 if writing[i]:
                     token = int(logits[0].argmax())
                     own[i].append(token)
-                    confident = not self.drawing.threshold or float((logits[0][token] - logits[0].logsumexp(-1)).exp()) >= self.drawing.threshold
+                    confident = (
+                        not self.drawing.threshold
+                        or float((logits[0][token] - logits[0].logsumexp(-1)).exp()) >= self.drawing.threshold
+                    )
                     writing[i] = len(own[i]) < growing[i].most and confident and token not in self.eos
         drafts = []
         for reading, draft, ids in zip(readings, growing, own, strict=True):

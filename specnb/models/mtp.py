@@ -62,7 +62,9 @@ def _by_config(model: PreTrainedModel) -> PreTrainedModel:
     seen = borrow(model, {})
     first = _depth(model)
     numbered = [rf"(?:^|\.)layers\.{first + i}\." for i in range(num_mtp_layers(model))]
-    seen._keys_to_ignore_on_load_unexpected = numbered + [p for p in model._keys_to_ignore_on_load_unexpected or () if "mtp" in p]
+    seen._keys_to_ignore_on_load_unexpected = numbered + [
+        p for p in model._keys_to_ignore_on_load_unexpected or () if "mtp" in p
+    ]
     seen.config = copy.deepcopy(model.config)
     text = seen.config.get_text_config(decoder=True)
     if hasattr(text, "first_k_dense_replace"):
