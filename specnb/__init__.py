@@ -9,10 +9,13 @@ __version__ = "0.1.0"
 
 _HOME = {
     "generate": "specnb.api",
+    "pack": "specnb.decoding.packed",
+    "unpack": "specnb.decoding.packed",
     "decoder": "specnb.api",
     "load": "specnb.models",
     "truncate": "specnb.models",
     "Pair": "specnb.models",
+    "Panel": "specnb.notebook.panel",
     "Method": "specnb.options",
     "GenerationResult": "specnb.trace",
     "Step": "specnb.trace",
@@ -22,9 +25,12 @@ __all__ = sorted(_HOME)
 if TYPE_CHECKING:
     from specnb.api import decoder as decoder
     from specnb.api import generate as generate
+    from specnb.decoding.packed import pack as pack
+    from specnb.decoding.packed import unpack as unpack
     from specnb.models import Pair as Pair
     from specnb.models import load as load
     from specnb.models import truncate as truncate
+    from specnb.notebook.panel import Panel as Panel
     from specnb.options import Method as Method
     from specnb.trace import GenerationResult as GenerationResult
     from specnb.trace import Step as Step

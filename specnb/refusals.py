@@ -56,6 +56,10 @@ def check_model(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
             f"the prompt itself). {_PLAIN}"
         )
     layer_plan(model.config)
+    if getattr(model, "_is_stateful", False):
+        raise ValueError(
+            f"{type(model).__name__} keeps a running state outside its cache, which cannot be rolled back after a rejection. {_PLAIN}"
+        )
     if inputs.get("inputs_embeds") is not None:
         raise ValueError("inputs_embeds cannot be used: drafters and logits processors need token ids. Give input_ids.")
 

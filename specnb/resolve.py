@@ -45,7 +45,12 @@ def resolve(
             raise ValueError(
                 f"{key}={given[key]!r} asks for method {other!r}, but the method is {name!r}; give one of them."
             )
-    if assistant and name != assistant:
+    if assistant == "universal" and name == "draft_model":
+        raise ValueError(
+            "method 'draft_model' needs a draft model with the target's tokenizer, but the two tokenizers differ in what they do; leave "
+            "method= out, and universal decoding is used."
+        )
+    if assistant and name not in (assistant, "universal" if assistant == "draft_model" else assistant):
         raise ValueError(
             f"assistant_model= was given, which is for method {assistant!r}, but the method is {name!r}; leave it out."
         )

@@ -242,6 +242,12 @@ class GenerationResult:
         )
         return pandas.DataFrame(list(lines))
 
+    def plot(self, kind: str = "timeline") -> Any:
+        """A matplotlib Figure: "timeline" (seconds and tokens of each step) or "acceptance" (by draft position)."""
+        from specnb.views import plots
+
+        return plots.plot(self, kind)
+
     def __repr__(self) -> str:
         count = f"{self.num_emitted_tokens} tokens in {len(self.steps)} steps"
         if len(self.rows) > 1:

@@ -216,12 +216,14 @@ def test_SMP_02_the_gemma_4_drafter_is_not_taken_for_a_draft_model() -> None:
             assert list(result.ids) == plain(target, X, max_new_tokens=12)
 
 
-def test_SMP_05_the_ensemble_weight_is_refused_by_name() -> None:
-    for w in (0.05, 0.5, 2.0):
-        with no_forward(S_T, S_D), pytest.raises(ValueError, match="assistant_ensemble_weight"):
-            spec(S_T, S_X, max_new_tokens=5, assistant_model=S_D, assistant_ensemble_weight=w)
+def test_SMP_05_an_ensemble_weight_that_cannot_apply_is_refused_by_name() -> None:
+    """A proposer without a law of its own cannot honour it, and neither can a weight outside (0, 1)."""
+    for w in (0.05, 0.5):
         with no_forward(S_T), pytest.raises(ValueError, match="assistant_ensemble_weight"):
             spec(S_T, S_X, max_new_tokens=5, prompt_lookup_num_tokens=3, assistant_ensemble_weight=w)
+    for w in (-0.5, 2.0):
+        with no_forward(S_T, S_D), pytest.raises(ValueError, match="assistant_ensemble_weight"):
+            spec(S_T, S_X, max_new_tokens=5, assistant_model=S_D, assistant_ensemble_weight=w)
 
 
 # ---------------------------------------------------------------- DEV-01

@@ -250,7 +250,6 @@ REFUSED: dict[str, Any] = {
     "output_logits": True,
     "output_attentions": True,
     "output_hidden_states": True,
-    "assistant_ensemble_weight": 0.5,
 }
 
 

@@ -41,7 +41,11 @@ def _shell(module: Any) -> Any:
 
 def layers_path(model: PreTrainedModel) -> str:
     """The path of the decoder's list of layers. Raises ValueError where there is no such list."""
-    decoder, depth = model.get_decoder(), model.config.get_text_config(decoder=True).num_hidden_layers
+    depth = model.config.get_text_config(decoder=True).num_hidden_layers
+    try:
+        decoder = model.get_decoder()
+    except AttributeError as error:
+        raise ValueError(f"{type(model).__name__} does not say where its decoder is ({error}).") from error
     lists = [
         (name, module)
         for name, module in decoder.named_modules()
@@ -53,7 +57,7 @@ def layers_path(model: PreTrainedModel) -> str:
     return str(next(name for name, module in model.named_modules() if module is found))
 
 
-class _Stand(nn.Module):
+class Stand(nn.Module):
     """Stands in for a layer; whatever is asked of it that it does not have, the layer answers."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -64,14 +68,14 @@ class _Stand(nn.Module):
         return getattr(self.__dict__["layer"], name)
 
 
-class Skip(_Stand):
+class Skip(Stand):
     """Hands its input on."""
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return hidden_states
 
 
-class Capture(_Stand):
+class Capture(Stand):
     """Runs the layer and keeps its output in `value`."""
 
     value: Any = None
@@ -81,7 +85,7 @@ class Capture(_Stand):
         return self.value
 
 
-class Inject(_Stand):
+class Inject(Stand):
     """Gives `value` instead of what the layer would compute."""
 
     value: Any = None

@@ -12,6 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from specnb.decoding.borrow import Capture, borrow
 from specnb.decoding.contracts import Row
+from specnb.decoding.packed import fastest
 from specnb.decoding.store import RowStore
 
 _NO_ROWS = ("bloom", "mpt", "falcon", "gpt_neo")  # make a bias or mask of their own from slots or a 2-D mask
@@ -42,6 +43,7 @@ class CachedLM:
     def __init__(self, model: PreTrainedModel, rows: Sequence[Row], *, capacity: int = 0, prefill_chunk_size: int | None = None,
                  first_inputs: Mapping[str, Any] | None = None, past: DynamicCache | None = None, store: RowStore | None = None,
                  foreign_ids: bool = False, hidden_states: Literal["all", "kept"] | None = None) -> None:  # fmt: skip
+        model = fastest(model)
         self.model, self.config = model, model.config.get_text_config(decoder=True)
         self.device = model.get_input_embeddings().weight.device
         if self.device.type == "meta":  # offloaded by accelerate: its hooks bring the weights
@@ -173,22 +175,25 @@ class CachedLM:
             inputs["attention_mask"] = self.store.mask(
                 positions, None if self._attention == "sdpa" else self.model.dtype
             )
-        if self._keeps and keep:
-            inputs["logits_to_keep"] = keep
-        module = self.model if keep else getattr(self.model, self.model.base_model_prefix)
+        body = None if keep else getattr(self.model, self.model.base_model_prefix, None)
+        if self._keeps and body is None:
+            inputs["logits_to_keep"] = max(keep, 1)
         with torch.no_grad():
-            out = module(**inputs, return_dict=True)
+            out = (self.model if body is None else body)(**inputs, return_dict=True)
         if self._tap is not None:
             self._remember(rows, fed, starts, keep, self._tap.value.last_hidden_state)
             self._tap.value = None
         return out.logits[:, -keep:] if keep else tokens.new_empty(0)
 
-    def _remember(self, rows: Sequence[Row], fed: Sequence[Sequence[int]], starts: Sequence[int], keep: int, states: Tensor) -> None:  # fmt: skip
+    def _remember(
+        self, rows: Sequence[Row], fed: Sequence[Sequence[int]], starts: Sequence[int], keep: int, states: Tensor
+    ) -> None:
+        missing = max(map(len, fed)) - states.shape[1]  # some models drop the columns whose logits nobody wants
         for r, row in enumerate(rows):
-            new = states[r, : len(fed[r])]
+            first = 0 if self._remembers_all else max(0, len(fed[r]) - max(keep, 1))
+            new = states[r, first - missing : len(fed[r]) - missing]
             if not self._remembers_all:  # a copy, so that the states of a long prompt can go
-                first = max(0, len(fed[r]) - keep)
-                self.hidden[row.index] = starts[r] + first, new[first:].clone()
+                self.hidden[row.index] = starts[r] + first, new.clone()
             elif row.index in self.hidden:  # a later chunk of the same call
                 start, old = self.hidden[row.index]
                 self.hidden[row.index] = start, torch.cat([old[: starts[r] - start], new])

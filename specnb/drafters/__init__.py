@@ -74,6 +74,10 @@ def _early_exit(run: Run) -> tuple[CachedLM, Drafter]:
 
 def _universal(run: Run) -> tuple[CachedLM, Drafter]:
     assert run.assistant_model is not None
+    if run.tokenizer is None or run.assistant_tokenizer is None:
+        raise ValueError(
+            "method 'universal' needs tokenizer= and assistant_tokenizer=, to go from the one's tokens to the other's."
+        )
     target, tokenizers = run.target(), (text_tokenizer(run.tokenizer), text_tokenizer(run.assistant_tokenizer))
     readings = readings_of(run.rows, *tokenizers)
     lm = CachedLM(run.assistant_model, readings, **run.size)  # type: ignore[arg-type]

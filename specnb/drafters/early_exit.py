@@ -63,6 +63,7 @@ class EarlyExitTarget(CachedLM):
                 f"assistant_early_exit={exit} is not valid: {type(model).__name__} has {depth} layers, so give 1 to {depth - 1}."
             )
         super().__init__(model, rows, **options)
+        model = self.model
         path = layers_path(model)
         layers = model.get_submodule(path)
         self._inject = Inject(layers[exit - 1])
@@ -102,7 +103,9 @@ def check_halves(
         lower(tokens, use_cache=False)
         inject.value = last.value
         halves = upper(tokens, use_cache=False).logits
-        if torch.allclose(whole, halves, rtol=1e-3, atol=1e-3 * float(whole.abs().max())):
+        if halves.shape == whole.shape and torch.allclose(
+            whole, halves, rtol=1e-3, atol=1e-3 * float(whole.abs().max())
+        ):
             return
     except Exception as error:
         reason = error

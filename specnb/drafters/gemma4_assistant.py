@@ -30,6 +30,7 @@ class Gemma4Assistant:
         self.sources = {types[i]: i for i, layer in enumerate(target.store.layers) if layer in target.store.row_layers}
 
     def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
+        self.target.store.follow([row.index for row in rows])
         return [self._propose(r, row, n) for r, (row, n) in enumerate(zip(rows, room, strict=True))]
 
     def _propose(self, r: int, row: Row, room: int) -> Draft:

@@ -26,6 +26,7 @@ def load(
     dtype: Any = "auto",
     device_map: Any = None,
     source: str | None = None,
+    pack: bool | None = None,
 ) -> Pair:
     """Load a target, and a draft model if `assistant` is given, ready to generate (eval mode), and check that they fit.
 
@@ -39,6 +40,10 @@ def load(
     `source` says where the target comes from: "hub", "package" (a registered name whose weights come inside a Python
     package) or "local" (a folder or file). None decides: a registered name first, then what exists as a path or is
     written as one, else the hub. The draft model's source is always decided.
+
+    `pack` lays the weights out once more for the processor's fast kernels (`specnb.pack`; CPU and float32 only), which makes
+    verifying several tokens much cheaper and takes as much memory again; None does so where that is at most a quarter of
+    the free memory. The card says so, and `specnb.unpack(pair.target)` undoes it.
 
     GGUF files, alone or in a package, are converted on first use and kept in the cache folder ($SPECNB_CACHE, else
     specnb in $XDG_CACHE_HOME or ~/.cache). Raises LoadError, an OSError, if something cannot be loaded, and ValueError
@@ -56,6 +61,13 @@ def load(
         pair.assistant, pair.assistant_tokenizer = _load(draft, dtype, device_map, tokenizer_optional=True)
         pair.card += f"\nDraft: {draft.card}"
     check_pair(pair.target, pair.tokenizer, pair.assistant, pair.assistant_tokenizer)
+    from specnb.decoding import packed  # needs torch
+
+    for model in (pair.target, pair.assistant):
+        if model is not None and (packed.fits(model) if pack is None else pack):
+            packed.pack(model)
+    if packed.fastest(target) is not target:
+        pair.card += f"\nWeights packed for this processor: {packed.packed_bytes(target) / 1e6:,.0f} MB more memory (pack=False: none)."
     return pair
 
 

@@ -36,6 +36,11 @@ NAME is a hub id, a local folder, a .gguf file or a name that specnb knows (smol
 same again only switches to it. Without NAME: list what is loaded. Models stay loaded when the extension is reloaded or
 unloaded; --drop NAME lets one go."""
 
+_SPECPANEL = """Open the panel: choose a method, turn its options, run, stop, compare.
+
+It works on the models that %specload loaded, and can load others. NAME is the loaded model to begin with. In Python:
+panel = specnb.Panel(pair), then panel.result, panel.results, panel.options."""
+
 
 def split_line(line: str) -> list[str]:
     """Split as a POSIX shell does, except that a backslash outside of quotes stays (Windows paths).
@@ -176,6 +181,13 @@ def specload_parser() -> Parser:
     parser.add_argument("--device-map", metavar="MAP", help="cpu, cuda, auto (accelerate decides), ...; default cpu")
     parser.add_argument("--source", metavar="SOURCE", help="hub, package or local: where the name is looked up")
     parser.add_argument("--drop", metavar="NAME", help="let a loaded model go")
+    return parser
+
+
+def specpanel_parser() -> Parser:
+    """The arguments of %specpanel."""
+    parser = Parser("%specpanel", _SPECPANEL)
+    parser.add_argument("name", nargs="?", metavar="NAME")
     return parser
 
 

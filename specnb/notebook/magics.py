@@ -1,4 +1,4 @@
-"""%specload and %%specgen."""
+"""%specload, %%specgen and %specpanel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from traitlets import Bool, Enum, Int
 from traitlets import default as trait_default
 
-from specnb.notebook.arguments import complete, specgen_parser, specload_parser
+from specnb.notebook.arguments import complete, specgen_parser, specload_parser, specpanel_parser
 from specnb.notebook.session import Session
 from specnb.notebook.stream import View, view_for
 from specnb.options import METHODS
@@ -63,7 +63,8 @@ class SpecMagics(Magics):
 
     def complete_line(self, _shell: Any, event: Any) -> list[str]:
         """Complete options and their values."""
-        parser = _SPECLOAD if event.line.lstrip().lstrip("%").startswith("specload") else _SPECGEN
+        magic = event.line.lstrip().lstrip("%")
+        parser = _SPECLOAD if magic.startswith("specload") else _SPECPANEL if magic.startswith("specpanel") else _SPECGEN
         return complete(parser, event.text_until_cursor, event.symbol, self.session.pairs)
 
     # ---- magics
@@ -122,6 +123,19 @@ class SpecMagics(Magics):
         view = None if own["quiet"] else view_for(self.shell, pair.tokenizer, self.live)
         self._generate(pair, view, own["output"], method=method, **inputs, **options)
 
+    @no_var_expand
+    @line_magic
+    def specpanel(self, line: str) -> Any:
+        options = _SPECPANEL.read(line)
+        if options.pop("help", False):
+            print(_SPECPANEL.format_help())
+            return None
+        from specnb.notebook.panel import Panel
+
+        with _usage_errors():
+            pair = self.session.pair(options["name"]) if "name" in options else None
+            return Panel(pair, session=self.session, method=self.method)
+
     def _generate(self, pair: Any, view: View | None, output: str | None, **options: Any) -> None:
         import specnb
 
@@ -143,7 +157,7 @@ class SpecMagics(Magics):
         self._keep(result, view, output)
 
     def _keep(self, result: Any, view: View | None, output: str | None) -> None:
-        self.session.last = result
+        self.session.keep(result)
         for name in (LAST, output):
             if name:
                 self.shell.user_ns[name] = result
@@ -151,9 +165,10 @@ class SpecMagics(Magics):
             view.finish(result)
 
 
-_SPECGEN, _SPECLOAD = specgen_parser(), specload_parser()
+_SPECGEN, _SPECLOAD, _SPECPANEL = specgen_parser(), specload_parser(), specpanel_parser()
 SpecMagics.specgen.__doc__ = _SPECGEN.format_help()
 SpecMagics.specload.__doc__ = _SPECLOAD.format_help()
+SpecMagics.specpanel.__doc__ = _SPECPANEL.format_help()
 
 
 def exact_body(line: str, cell: str, raw: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +13,16 @@ _ATTRIBUTE = "_specnb_session"
 
 @dataclass
 class Session:
-    """Loaded models by name. It is kept on the shell, so that reloading the extension loses no model."""
+    """Loaded models by name. It is kept on the shell, so that reloading the extension loses no model.
+
+    `listeners` are called without arguments whenever something here has changed: open panels follow in this way.
+    """
 
     pairs: dict[str, Any] = field(default_factory=dict)
     current: str | None = None
     last: Any = None
     _given: dict[str, dict[str, Any]] = field(default_factory=dict)
+    listeners: list[Callable[[], object]] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
     def of(cls, shell: Any) -> Session:
@@ -36,8 +41,37 @@ class Session:
             self.drop(name)  # before loading: two versions may not fit in memory
             self.pairs[name] = specnb.load(name, **options)
             self._given[name] = options
-        self.current = name
+        self.use(name)
         return self.pairs[name]
+
+    def add(self, pair: Any) -> str:
+        """Take in a pair that was made elsewhere and make it current; the name it has here."""
+        for name, known in self.pairs.items():
+            if known is pair:
+                self.use(name)
+                return name
+        stem = name = pair.name or "pair"
+        number = 1
+        while name in self.pairs:
+            number += 1
+            name = f"{stem} ({number})"
+        self.pairs[name] = pair
+        self.use(name)
+        return name
+
+    def use(self, name: str) -> None:
+        """Make a loaded model the current one."""
+        self.current = name
+        self._changed()
+
+    def keep(self, result: Any) -> None:
+        """Remember the last result."""
+        self.last = result
+        self._changed()
+
+    def given(self, name: str) -> dict[str, Any] | None:
+        """What a model was loaded with; None if it was made elsewhere."""
+        return self._given.get(name)
 
     def drop(self, name: str) -> None:
         """Forget a model; nothing happens if it is not loaded."""
@@ -45,6 +79,7 @@ class Session:
         self._given.pop(name, None)
         if self.current == name:
             self.current = next(reversed(self.pairs), None)
+        self._changed()
 
     def pair(self, name: str | None = None) -> Any:
         """The named pair, or the current one. ValueError when there is none."""
@@ -56,3 +91,7 @@ class Session:
                 f"no model is loaded: run %specload {name or 'NAME'} first, for example %specload smollm2-135m-q4."
             )
         return self.pairs[key]
+
+    def _changed(self) -> None:
+        for listener in list(self.listeners):
+            listener()

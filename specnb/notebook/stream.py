@@ -64,7 +64,7 @@ class NotebookView:
 
     def step(self, step: Step) -> None:
         """Add the step; show it when it is time."""
-        self._tokens.add(step, self._detokenizer.push(step.emitted))
+        self._add(step)
         self._count += len(step.emitted)
         self._steps += 1
         now = time.perf_counter()
@@ -72,6 +72,9 @@ class NotebookView:
             self._show("generating")
             done = time.perf_counter()
             self._next = done + max(_PERIOD, (done - now) / _SHARE)
+
+    def _add(self, step: Step) -> None:
+        self._tokens.add(step, self._detokenizer.push(step.emitted))
 
     def finish(self, result: GenerationResult) -> None:
         """Put the result in the display's place."""

@@ -87,25 +87,34 @@ def token_view(row: Row) -> str:
     return _wrap(_row_view(row))
 
 
-def result_view(result: GenerationResult) -> str:
-    """All rows with the line of statistics; what a result shows of itself in a notebook."""
+def result_view(result: GenerationResult, rejected: bool = False) -> str:
+    """All rows with the line of statistics; what a result shows of itself in a notebook. `rejected` opens the drafts."""
     count = len(result.rows)
     parts = []
     for number, row in enumerate(result.rows, 1):
         if count > 1:
             parts.append(f"<div><small>Row {number} of {count} (ended: {escape(row.finish_reason)})</small></div>")
-        parts.append(_row_view(row))
+        parts.append(_row_view(row, rejected))
     return _wrap("".join(parts) + stats_line(result))
 
 
-def live_view(tokens: TokenHtml, note: str) -> str:
-    """The view while tokens still come: the text so far and a plain note."""
-    return _wrap(tokens.html() + f"<div><small>{_text(note)}</small></div>")
+def live_view(tokens: TokenHtml, note: str, rejected: bool = False) -> str:
+    """The view while tokens still come: the text so far and a plain note; `rejected` opens the drafts."""
+    switch = _rejected_switch(tokens.rejected, True) if rejected else ""
+    return _wrap(f"<div>{switch}{tokens.html()}</div><div><small>{_text(note)}</small></div>")
 
 
 def stats_line(result: GenerationResult) -> str:
     """The line of statistics."""
     return f"<div><small>{_text(stats_text(result))}</small></div>"
+
+
+def comparison_view(
+    rows: Iterable[Sequence[object]], headers: Sequence[str], verdict: str, best: int | None = None
+) -> str:
+    """A table of runs, the best one marked with a star, and the sentence that sums it up."""
+    lines = [[f"★ {line[0]}" if i == best else line[0], *line[1:]] for i, line in enumerate(rows)]
+    return f'{table(lines, headers)}<div class="specnb">{_text(verdict)}</div>'
 
 
 def table(rows: Iterable[Sequence[object]], headers: Sequence[str]) -> str:
@@ -121,21 +130,21 @@ def table(rows: Iterable[Sequence[object]], headers: Sequence[str]) -> str:
     return _wrap(f"<table><thead>{line(headers, 'th')}</thead><tbody>{body}</tbody></table>")
 
 
-def _row_view(row: Row) -> str:
+def _row_view(row: Row, rejected: bool = False) -> str:
     tokens = TokenHtml()
-    for step, texts, rejected in row_steps(row):
-        tokens.add(step, texts, rejected)
+    for step, texts, dropped in row_steps(row):
+        tokens.add(step, texts, dropped)
     # The <div> keeps the switch of one row from opening the next row's drafts.
-    return f"<div>{_rejected_switch(tokens.rejected)}{tokens.html()}{_legend(tokens)}</div>"
+    return f"<div>{_rejected_switch(tokens.rejected, rejected)}{tokens.html()}{_legend(tokens)}</div>"
 
 
-def _rejected_switch(count: int) -> str:
+def _rejected_switch(count: int, shown: bool = False) -> str:
     """A `<details>` whose open state shows the `<del>` elements of the text that follows it."""
     if not count:
         return ""
     noun = "token" if count == 1 else "tokens"
     return (
-        f"<details><summary>rejected drafts ({count} {noun})</summary>"
+        f"<details{' open' * shown}><summary>rejected drafts ({count} {noun})</summary>"
         "<small>Struck through: drafted, but not what the target produced; the token after it stands instead.</small></details>"
     )
 

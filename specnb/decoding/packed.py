@@ -1,0 +1,158 @@
+"""Weights laid out for the processor's kernels: a verification of a few tokens then costs little more than one token.
+
+The maths library multiplies a weight by 2 to 16 rows as if each cost a pass over it; with the layout that oneDNN packs
+once, the weight is read once. The user's model keeps its weights as they are: `fastest` gives a second module tree with the
+packed ones in it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specnb.decoding.borrow import Stand, borrow
+
+M = TypeVar("M", bound=PreTrainedModel)
+
+ROWS = (1, 2, 4, 8, 16, 64)  # numbers of rows at which packed and plain are compared
+_LOCK = threading.Lock()
+_PACKED: WeakKeyDictionary[PreTrainedModel, tuple[tuple[tuple[int, int], ...], PreTrainedModel]] = WeakKeyDictionary()
+_SHARED: WeakValueDictionary[tuple[int, ...], PackedWeight] = WeakValueDictionary()
+_FROM: dict[tuple[int, int, int], int | None] = {}  # by shape and threads: rows from which packed is faster
+
+
+class PackedWeight:
+    """The packed copy of a weight. Layers of several models that share the weight share this too."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.data: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+
+    @classmethod
+    def of(cls, weight: Tensor) -> PackedWeight:
+        key = (weight.data_ptr(), weight._version, *weight.shape)
+        packed = _SHARED.get(key)
+        if packed is None:
+            packed = _SHARED[key] = cls(weight)
+        return packed
+
+
+class PackedLinear(Stand):
+    """A linear layer that multiplies with its packed weight where that is faster, from `rows` rows on."""
+
+    def __init__(self, layer: nn.Linear, rows: int) -> None:
+        super().__init__(layer)
+        self.packed = PackedWeight.of(layer.weight)
+        self.rows = rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self.__dict__["layer"]
+        if x.shape[:-1].numel() < self.rows:
+            return nn.functional.linear(x, layer.weight, layer.bias)
+        return multiply(x, self.packed.data, layer.bias)
+
+
+def multiply(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """x W' + b with a packed weight."""
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return out
+
+
+def pack(model: M) -> M:
+    """Pack the weights of `model`'s linear layers, once; `specnb.generate` then uses them. The model itself is not changed.
+
+    Packing costs as much memory again as those weights (`packed_bytes` tells before). It is tried only where it can
+    help: float32 on a CPU with oneDNN; elsewhere nothing happens. Weights that change later are packed again.
+
+    Returns:
+        The module tree with the packed weights, or the model itself where nothing was packed.
+    """
+    with _LOCK:
+        layers = _linear_layers(model)
+        stamp = _stamp(layers)
+        known = _PACKED.get(model)
+        if known is None or known[0] != stamp:
+            _PACKED.pop(model, None)
+            if not layers:
+                return model
+            starts = {name: _pays_from(layer) for name, layer in layers.items()}
+            packed = {name: PackedLinear(layers[name], rows) for name, rows in starts.items() if rows is not None}
+            _PACKED[model] = stamp, borrow(model, packed)
+        return _PACKED[model][1]  # type: ignore[return-value, no-any-return]
+
+
+def unpack(model: PreTrainedModel) -> None:
+    """Let the packed weights of `model` go."""
+    with _LOCK:
+        _PACKED.pop(model, None)
+
+
+def fastest(model: M) -> M:
+    """The module tree to run: with packed weights if `pack` made some, else the model itself."""
+    return pack(model) if model in _PACKED else model
+
+
+def packed_bytes(model: PreTrainedModel) -> int:
+    """Memory that packing takes; 0 where there is nothing to pack."""
+    return sum({layer.weight.data_ptr(): layer.weight.nbytes for layer in _linear_layers(model).values()}.values())
+
+
+def fits(model: PreTrainedModel) -> bool:
+    """Whether packing takes no more than a quarter of the memory that is free."""
+    try:
+        with open("/proc/meminfo") as file:
+            free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return False  # a system that does not say
+    return 0 < packed_bytes(model) <= free / 4
+
+
+def _linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return {}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear
+        and module.weight.dtype == torch.float32
+        and module.weight.device.type == "cpu"
+        and not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+    }
+
+
+def _stamp(layers: dict[str, nn.Linear]) -> tuple[tuple[int, int], ...]:
+    """Changes when a weight is replaced or written to."""
+    return tuple((layer.weight.data_ptr(), layer.weight._version) for layer in layers.values())
+
+
+def _pays_from(layer: nn.Linear) -> int | None:
+    """From how many rows on the packed layout is faster for a weight of this shape, by measuring; None: never."""
+    key = (*layer.weight.shape, torch.get_num_threads())
+    if key not in _FROM:
+        with torch.no_grad():
+            packed = PackedWeight(layer.weight).data
+            faster = []
+            for rows in ROWS:
+                x = torch.randn(rows, layer.in_features)
+                plain = _seconds(partial(nn.functional.linear, x, layer.weight, layer.bias))
+                faster.append(_seconds(partial(multiply, x, packed, layer.bias)) < 0.95 * plain)
+        last_slower = max((i for i, better in enumerate(faster) if not better), default=-1)
+        _FROM[key] = ROWS[last_slower + 1] if last_slower + 1 < len(ROWS) else None
+    return _FROM[key]
+
+
+def _seconds(run: Callable[[], Any], times: int = 7) -> float:
+    run()
+    best = float("inf")
+    for _ in range(times):
+        began = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - began)
+    return best

@@ -1,0 +1,1 @@
+"""How the embedded checkpoints were made: the training text, the training and the measured cards."""

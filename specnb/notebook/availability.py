@@ -1,0 +1,44 @@
+"""Which methods a pair can run, and why not the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specnb.options import METHODS
+
+_NO_DRAFT = "there is no draft model: load the pair with one (%specload NAME --assistant OTHER)"
+
+
+def available_methods(pair: Any) -> dict[str, str | None]:
+    """For every method None if `pair` can run it, else the reason in a sentence. The models are not run."""
+    from specnb import drafters, refusals
+    from specnb.models.mtp import num_mtp_layers
+
+    try:
+        refusals.check_model(pair.target, {})
+    except ValueError as error:
+        return dict.fromkeys(METHODS, str(error))
+    reasons: dict[str, str | None] = dict.fromkeys(METHODS)
+    layers = getattr(pair.target.config.get_text_config(decoder=True), "num_hidden_layers", 0)
+    if layers < 2:
+        reasons["early_exit"] = f"the target has {layers} layer, so none can leave early"
+    if not num_mtp_layers(pair.target):
+        reasons["mtp_layers"] = "the target's checkpoint has no multi-token-prediction layers"
+    elif not pair.target.config.name_or_path:
+        reasons["mtp_layers"] = "the target was not loaded from a checkpoint that its prediction layers could be read from"
+    fitting, why = None, _NO_DRAFT
+    try:
+        fitting = drafters.method_for(pair.target, pair.assistant, pair.tokenizer, pair.assistant_tokenizer)
+    except ValueError as error:
+        why = str(error)
+    for name, info in METHODS.items():
+        if "assistant_model" in info.needs and name != fitting:
+            reasons[name] = why if fitting is None else _OTHER[name].format(METHODS[fitting].title)
+    return reasons
+
+
+_OTHER = {
+    "draft_model": "the draft model is of another kind or has another tokenizer; the method for it is {}",
+    "universal": "the draft model shares the target's ids or states, so it needs no translation; the method for it is {}",
+    "gemma4_assistant": "the draft model is not a Gemma 4 assistant; the method for it is {}",
+}
