@@ -13,6 +13,8 @@ _HOME = {
     "unpack": "specnb.decoding.packed",
     "decoder": "specnb.api",
     "load": "specnb.models",
+    "load_mtp": "specnb.models.mtp",
+    "save_pair": "specnb.models",
     "truncate": "specnb.models",
     "Pair": "specnb.models",
     "Panel": "specnb.notebook.panel",
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
     from specnb.decoding.packed import unpack as unpack
     from specnb.models import Pair as Pair
     from specnb.models import load as load
+    from specnb.models import save_pair as save_pair
     from specnb.models import truncate as truncate
+    from specnb.models.mtp import load_mtp as load_mtp
     from specnb.notebook.panel import Panel as Panel
     from specnb.options import Method as Method
     from specnb.trace import GenerationResult as GenerationResult

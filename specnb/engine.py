@@ -24,7 +24,7 @@ from specnb.decoding.schedules import SCHEDULES
 from specnb.decoding.stops import Stops
 from specnb.decoding.verify import RULES
 from specnb.options import BY_NAME, Method
-from specnb.resolve import OF_SPECNB, resolve
+from specnb.resolve import OF_SPECNB, STANDARD, resolve
 from specnb.text import step_pieces
 from specnb.trace import GenerationResult, Step
 from specnb.trace import Row as RowResult
@@ -155,9 +155,8 @@ class Decoder:
 
     def _method(self, called: Method | str | None, config: GenerationConfig, assistant: str | None) -> Method:
         """The method in effect: the call's options decide, then the bound ones, then the generation config's."""
-        standard = GenerationConfig._get_default_generation_params()
         in_call = {name: getattr(config, name, None) for name in OF_SPECNB}
-        in_call = {name: value for name, value in in_call.items() if value not in (None, False, standard.get(name))}
+        in_call = {name: value for name, value in in_call.items() if value not in (None, False, STANDARD.get(name))}
         method = called if called is not None else self.method
         given = {} if isinstance(method, Method) else {**(self.options or {}), **in_call}
         return resolve(method, given, config, assistant)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from specnb.options import ASKED_BY, BY_NAME, METHODS, Method, options_of, unknown
+from transformers import GenerationConfig
 
-if TYPE_CHECKING:
-    from transformers import GenerationConfig
+from specnb.options import ASKED_BY, BY_NAME, METHODS, Method, default, options_of, unknown
 
+STANDARD: dict[str, Any] = GenerationConfig._get_default_generation_params()
+"""What transformers fills in where neither call nor config says anything."""
 DRAFTING = {name for name, option in BY_NAME.items() if option.group == "drafting"}
 OF_SPECNB = DRAFTING | ASKED_BY.keys()
 """Options that are specnb's to handle, and not handed on to `generate()`."""
@@ -71,6 +72,8 @@ def resolve(
         options = _lookup_length(options, given, config)
     for option in options_of(name):
         value = getattr(config, option.name, None)
+        if default(option.name, name) is None and value == STANDARD.get(option.name):
+            continue  # transformers' default, not a wish; ours depends on the model
         if option.group == "drafting" and option.name not in options and value is not None:
             options[option.name] = value
     return Method(name, **options)

@@ -392,8 +392,9 @@ def test_SPD_01_no_copy_of_the_store_per_step() -> None:
     from specnb.decoding.cached import CachedLM
     from specnb.decoding.contracts import Row
     from specnb.decoding.probabilities import Processors
+    from specnb.decoding.schedules import Constant
 
-    row = Row(0, tiny.ids(0, 30)[0].tolist(), 100, torch.Generator(), Processors())
+    row = Row(0, tiny.ids(0, 30)[0].tolist(), 100, torch.Generator(), Processors(), Constant(5))
     lm = CachedLM(T, [row], capacity=200)
     places = set()
     for i in range(40):
@@ -408,8 +409,9 @@ def test_SPD_01_the_store_grows_geometrically() -> None:
     from specnb.decoding.cached import CachedLM
     from specnb.decoding.contracts import Row
     from specnb.decoding.probabilities import Processors
+    from specnb.decoding.schedules import Constant
 
-    row = Row(0, [5], 10**6, torch.Generator(), Processors())
+    row = Row(0, [5], 10**6, torch.Generator(), Processors(), Constant(5))
     lm = CachedLM(tiny.llama(positions=4096), [row])
     sizes = set()
     for _ in range(200):

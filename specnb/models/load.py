@@ -30,7 +30,7 @@ def load(
 ) -> Pair:
     """Load a target, and a draft model if `assistant` is given, ready to generate (eval mode), and check that they fit.
 
-    `name_or_path` is a registered name (`smollm2-135m`, `smollm2-135m-q4`), a hub id, a folder in transformers' format,
+    `name_or_path` is a registered name (`tiny-llama`, `smollm2-135m`), a hub id, a folder in transformers' format,
     or a `.gguf` file. `assistant` is the same for the draft model, or a number N: the target's own first N layers,
     sharing its weights (`truncate`).
 
@@ -89,13 +89,15 @@ def _locate(name: str, source: str | None) -> _Origin:
     if source == "local":
         return _local(name)
     if source == "package":
-        if entry is None or not entry.package:
-            packaged = ", ".join(key for key, value in REGISTERED.items() if value.package)
+        if entry is None or entry.source != "package":
+            packaged = ", ".join(key for key, value in REGISTERED.items() if value.source == "package")
             raise unknown_name(name, f"with source='package' there are only {packaged}")
+        if entry.folder:
+            return _Origin(name, entry.folder, entry.card, True)
         folder = gguf.registered_folder(name, entry)
         return _Origin(name, str(folder), _card(folder), True)
     if entry is not None and not entry.hub:
-        raise unknown_name(name, f"it comes from the package {entry.package}, not from the hub")
+        raise unknown_name(name, f"it comes from the package {entry.package or 'specnb'}, not from the hub")
     if entry is not None:
         return _Origin(name, entry.hub, entry.card, False)
     return _Origin(name, name, f"{name}, from the Hugging Face hub. Licence: see its page there.", False)

@@ -52,7 +52,7 @@ def load_mtp(model: PreTrainedModel) -> MtpModel:
             f"the MTP layers of {where} could not be loaded: tensors {expected} (enorm, hnorm, eh_proj, shared_head.norm and a decoder "
             f"block each) are needed. Some re-uploads and save_pretrained() drop them; get the original checkpoint. ({shorten(str(error), 300)})"
         ) from error
-    mtp = mtp.eval().to(model.dtype)
+    mtp.layers.eval().to(model.dtype)  # not the whole: embedding and head are the model's own
     _LOADED[model] = mtp
     return mtp
 
@@ -66,6 +66,7 @@ def _by_config(model: PreTrainedModel) -> PreTrainedModel:
         p for p in model._keys_to_ignore_on_load_unexpected or () if "mtp" in p
     ]
     seen.config = copy.deepcopy(model.config)
+    seen.config.dtype = model.dtype  # save_pretrained() leaves a text there
     text = seen.config.get_text_config(decoder=True)
     if hasattr(text, "first_k_dense_replace"):
         text.first_k_dense_replace = 0  # an MTP block is never one of the dense first layers

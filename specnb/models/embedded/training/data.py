@@ -21,7 +21,7 @@ class Message(NamedTuple):
     content: str
 
 
-KINDS = {"story": 5, "question": 3, "summary": 3, "rename": 4, "replace": 3, "list": 2, "steps": 2, "talk": 1}
+KINDS = {"story": 5, "question": 3, "summary": 3, "rename": 4, "replace": 3, "list": 2, "steps": 2, "code": 1, "fact": 1, "talk": 1}
 """What a chat is about, and how often."""
 
 
@@ -40,7 +40,7 @@ class Writer:
     # ---- choices
     def _mostly(self, *options: str) -> str:
         """One of `options`, the first much more often than the others."""
-        return self.random.choices(options, [0.35**i for i in range(len(options))])[0]
+        return self.random.choices(options, [0.45**i for i in range(len(options))])[0]
 
     def _combination(self, *lists: Sequence[object]) -> list[int]:
         """An index into each list, from the part of the combinations that this writer may use."""
@@ -159,6 +159,19 @@ class Writer:
         ask = self._mostly(f"How do I {task}?", f"Tell me how to {task}.", f"Please explain how to {task}.")
         start = f"Here is how to {task}:"
         return [ask, "\n".join([start, *(f"{i}. {step}" for i, step in enumerate(words.STEPS[task], 1))])]
+
+    def _code(self) -> list[str]:
+        task = self.random.choice(list(words.TASKS))
+        ask = self._mostly(f"Write a function that {task}.", f"I need a Python function that {task}.")
+        return [ask, f"```\n{words.TASKS[task]}\n```"]
+
+    def _fact(self) -> list[str]:
+        animal, word = self.random.choice(words.ANIMALS), self.random.choice(list(words.OPPOSITES))
+        return list(self.random.choice([
+            (f"Where does a {animal.kind} live?", f"A {animal.kind} lives {animal.home}."),
+            (f"What does a {animal.kind} eat?", f"A {animal.kind} likes to eat {animal.food}."),
+            (f"What is the opposite of {word}?", f"The opposite of {word} is {words.OPPOSITES[word]}."),
+        ]))  # fmt: skip
 
     def _talk(self) -> list[str]:
         turns: list[str] = []

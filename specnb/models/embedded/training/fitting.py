@@ -96,7 +96,6 @@ def save(model: Any, tokenizer: Any, path: Path) -> None:
     model.save_pretrained(path)
     file = path / "model.safetensors"
     save_half(load_file(file), file)
-    file.chmod(0o644)
     tokenizer.save_pretrained(path)
     set_config(path / "config.json", dtype="float32")
     set_config(path / "tokenizer_config.json", is_local=None, local_files_only=None)
@@ -106,6 +105,7 @@ def save_half(tensors: dict[str, Tensor], file: Path) -> None:
     """Write tensors as float16 (numbers of other kinds as they are)."""
     halved = {k: (v.half() if v.is_floating_point() else v).contiguous() for k, v in tensors.items()}
     save_file(halved, file, metadata={"format": "pt"})
+    file.chmod(0o644)
 
 
 def set_config(file: Path, **values: Any) -> None:

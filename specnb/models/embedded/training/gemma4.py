@@ -58,14 +58,14 @@ def unrolled(assistant: Any, embedded: Tensor, out: Any, real: Tensor, depth: in
     ago = at[:, None] - at  # how far back a key lies from where the drafter stands
     behind = (ago > 0) | (at == 0)[:, None] & (at == 0)  # the first position has nothing behind it; any key will do
     seen = real[:, None, None, :].bool() & behind
-    masks = {"full_attention": seen, "sliding_attention": seen & (ago <= WINDOW)}
+    masks = {"full_attention": seen, "sliding_attention": seen & (ago <= WINDOW + 1)}
     state = out.hidden_states[-1].roll(1, 1)
     guesses = []
     for i in range(depth):
         inputs = assistant.pre_projection(torch.cat([embedded.roll(-i, 1), state], -1))
         hidden = assistant.model(
             inputs_embeds=inputs, attention_mask=masks, position_ids=at.expand(rows, -1), use_cache=False,
-            shared_kv_states=out.shared_kv_states,
+            shared_kv_states=out.shared_kv_states, output_hidden_states=True,
         ).last_hidden_state  # fmt: skip
         guesses.append(assistant.lm_head(hidden))
         state = assistant.post_projection(hidden)

@@ -19,12 +19,12 @@ from specnb.models.embedded.training import gemma4, glm4_moe, llama
 HERE = Path(__file__).parent
 
 RECIPES: dict[str, tuple[Callable[[Path, int], dict[str, Any]], int]] = {
-    "tiny-llama": (llama.target, 2400),
+    "tiny-llama": (llama.target, 2600),
     "tiny-llama-draft": (llama.draft, 1500),
     "tiny-llama-other": (llama.other, 1500),
-    "tiny-gemma4": (gemma4.target, 2400),
+    "tiny-gemma4": (gemma4.target, 2000),
     "tiny-gemma4-assistant": (gemma4.assistant, 1500),
-    "tiny-glm4-moe": (glm4_moe.target, 2400),
+    "tiny-glm4-moe": (glm4_moe.target, 1800),
 }
 """For each model: how it is made, and in how many steps. The order matters: a drafter needs its target."""
 

@@ -41,7 +41,15 @@ crow|Carl|in a tower|proud|corn
 turtle|Tilda|at the beach|slow|leaves
 horse|Hana|in a stable|patient|oats
 mole|Monty|under the field|careful|roots
-wolf|Wanda|in the mountains|brave|meat""".splitlines()]
+wolf|Wanda|in the mountains|brave|meat
+rabbit|Rosie|under the hedge|gentle|carrots
+goose|Gwen|behind the mill|noisy|seeds
+badger|Bert|in the old wood|grumpy|mushrooms
+robin|Ruby|on the roof|happy|worms
+donkey|Desmond|near the bridge|lazy|thistles
+bee|Betty|in the hollow oak|hard-working|nectar
+sheep|Sheila|in the valley|calm|herbs
+beaver|Bob|by the stream|skilful|bark""".splitlines()]
 
 THINGS = [Thing(*row.split("|")) for row in """\
 bell|golden|under a stone|rang the bell to call the others
@@ -59,13 +67,23 @@ scarf|warm|on a bench|wore the scarf all winter long
 flute|silver|in a hollow tree|played a soft song on the flute
 rope|long|at the harbour|climbed down the rope
 clock|broken|in the attic|repaired the clock in one night
-spoon|wooden|in the kitchen|stirred the soup with the spoon""".splitlines()]
+spoon|wooden|in the kitchen|stirred the soup with the spoon
+mirror|tiny|between two roots|caught the light of the sun in the mirror
+wheel|heavy|beside the road|rolled the wheel down the hill
+cloak|purple|under a bush|stayed dry under the cloak
+cup|white|on the window sill|drank warm milk from the cup
+pillow|soft|in an empty cart|slept on the pillow all night
+whistle|small|in a deep puddle|blew the whistle until everybody danced
+ladder|tall|against the wall|climbed the ladder to see the stars
+ball|yellow|in the reeds|played with the ball all afternoon""".splitlines()]
 
 _BEGIN = ("Once upon a time there was a {trait} {animal} named {name}.", "There was once a {trait} {animal} called {name}.")
+_DAY = ("It was a sunny morning.", "It was a cold winter day.", "It was a windy day in autumn.", "It was a warm summer evening.")
 _HOME = ("{name} lived {home} and liked to eat {food}.", "{name} lived {home}.")
 PLOTS = {
     "finds": (
         _BEGIN, _HOME,
+        _DAY,
         ("One day {name} found {a_look} {thing} {place}.", "One morning {name} saw {a_look} {thing} {place}."),
         ('"What {a_look} {thing}!" said {name}.', '"Who lost this {thing}?" asked {name}.'),
         ("Then a {friendly} {friend} came and looked at the {thing} too.",),
@@ -75,6 +93,7 @@ PLOTS = {
     "loses": (
         _BEGIN, _HOME,
         ("{name} had {a_look} {thing} and loved it very much.",),
+        _DAY,
         ("But one day the {thing} was gone.", "But one evening the {thing} was gone."),
         ('"Where is my {thing}?" cried {name}.', "{name} was very sad."),
         ("A {friendly} {friend} helped, and they found the {thing} {place}.",),
@@ -83,6 +102,7 @@ PLOTS = {
     "shares": (
         _BEGIN, _HOME,
         ("{name} had {a_look} {thing}, but nobody to play with.",),
+        _DAY,
         ("One day a {friendly} {friend} came by and asked for the {thing}.",),
         ('"We can share it," said {name}.', '"Take it, it is yours too," said {name}.'),
         ("So they {use}.",),
@@ -91,19 +111,38 @@ PLOTS = {
     "wants": (
         _BEGIN, _HOME,
         ("More than anything, {name} wanted {a_look} {thing}.",),
+        _DAY,
         ("So the {animal} worked every day for a {friendly} {friend}.", "So {name} asked a {friendly} {friend} for help."),
         ('"You work well," said the {friend}.', '"I will help you," said the {friend}.'),
         ("On the last day there was a {thing} {place}.",),
         ("{name} thanked the {friend} and {use}.",),
     ),
+    "hides": (
+        _BEGIN, _HOME,
+        ("{name} hid {a_look} {thing} {place}, so that nobody could take it.",),
+        _DAY,
+        ("But a {friendly} {friend} had seen it.", "But a {friendly} {friend} had watched the {animal}."),
+        ('"Your {thing} is safe with me," said the {friend}.', '"I will not tell anybody," said the {friend}.'),
+        ("{name} was glad, and together they {use}.",),
+    ),
+    "dreams of": (
+        _BEGIN, _HOME,
+        ("Every night {name} dreamt of {a_look} {thing}.",),
+        _DAY,
+        ('"I have seen one {place}," said a {friendly} {friend}.', 'A {friendly} {friend} knew what to do.'),
+        ("They went there at once, and there it was.", "They looked for it until they found it {place}."),
+        ("{name} {use} and never forgot that day.",),
+    ),
 }
 """Each plot: its sentences, each with its wordings, the usual one first."""
 
 ENDS = {
-    "finds": "found {thing}. It made a new friend.",
+    "finds": "found {thing} and made a new friend.",
     "loses": "lost {thing}. In the end the {bare} was found.",
     "shares": "shared {thing} with a friend.",
-    "wants": "wanted {thing} and worked for it.",
+    "wants": "wanted {thing} and got it in the end.",
+    "hides": "hid {thing}. A friend kept the secret.",
+    "dreams of": "dreamt of {thing} and found it with a friend.",
 }
 """What a summary says of each plot."""
 
@@ -128,6 +167,22 @@ CODE = [
     "def {0}({1}):\n    {2} = {1} + {number}\n    print({2})\n    return {2} * {1}",
     "{0} = {number}\n{1} = {0} * 2\n{2} = {0} + {1}\nprint({0}, {1}, {2})",
 ]
+
+TASKS = {
+    "adds two numbers": "def add(a, b):\n    return a + b",
+    "multiplies two numbers": "def multiply(a, b):\n    return a * b",
+    "doubles a number": "def double(x):\n    return 2 * x",
+    "says hello": "def hello(name):\n    print(\"Hello, \" + name)",
+    "finds the largest number in a list": "def largest(numbers):\n    best = numbers[0]\n    for x in numbers:\n        if x > best:\n            best = x\n    return best",
+    "counts the words in a text": "def count_words(text):\n    words = text.split()\n    return len(words)",
+    "turns a text around": "def turn_around(text):\n    return text[::-1]",
+    "adds up a list": "def add_up(numbers):\n    total = 0\n    for x in numbers:\n        total += x\n    return total",
+    "tells whether a number is even": "def is_even(x):\n    return x % 2 == 0",
+    "counts down to zero": "def count_down(x):\n    while x > 0:\n        print(x)\n        x -= 1",
+}
+
+OPPOSITES = {"hot": "cold", "big": "small", "old": "young", "fast": "slow", "dark": "bright", "loud": "quiet", "happy": "sad",
+             "high": "low", "wet": "dry", "hard": "soft", "full": "empty", "rich": "poor"}
 
 LISTS = {
     "fruits": ["apples", "pears", "plums", "cherries", "grapes", "lemons"],

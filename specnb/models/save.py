@@ -1,0 +1,70 @@
+"""Saving a pair, with what transformers' `save_pretrained` leaves out."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from specnb.models.pair import Pair
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def save_pair(pair: Pair, folder: str | os.PathLike[str]) -> None:
+    """Save target and tokenizer into `folder`, the draft model into its subfolder `assistant`.
+
+    MTP layers that the target's config declares are read (if they were not yet) and saved with it, under the names of the
+    released checkpoints (`model.layers.{num_hidden_layers + i}.`); `save_pretrained` alone drops them. Models are left as they
+    are. Raises ValueError if MTP layers are declared but cannot be read.
+    """
+    from specnb.models.mtp import load_mtp, num_mtp_layers
+
+    place = Path(folder)
+    extra = mtp_tensors(pair.target, load_mtp(pair.target)) if num_mtp_layers(pair.target) else {}
+    _save(pair.target, pair.tokenizer, place)
+    if extra:
+        _add(place, extra)
+    if pair.assistant is not None:
+        _save(pair.assistant, pair.assistant_tokenizer, place / "assistant")
+
+
+def mtp_tensors(model: Any, mtp: Any) -> dict[str, Any]:
+    """The tensors of loaded MTP layers under their names in a checkpoint."""
+    depth = model.config.get_text_config(decoder=True).num_hidden_layers
+    named = {}
+    for name, tensor in mtp.layers.state_dict().items():
+        layer, rest = name.split(".", 1)
+        rest = rest.removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.", 1)
+        named[f"model.layers.{depth + int(layer)}.{rest}"] = tensor.detach().cpu().contiguous()
+    return named
+
+
+def _save(model: Any, tokenizer: Any, place: Path) -> None:
+    dtype = model.config.dtype
+    model.save_pretrained(place)
+    model.config.dtype = dtype  # save_pretrained leaves its name there
+    if tokenizer is not None:
+        tokenizer.save_pretrained(place)
+
+
+def _add(place: Path, tensors: dict[str, Any]) -> None:
+    """Add a shard with these tensors to a saved model."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    index = place / _INDEX
+    if not index.exists():
+        first = "model-00001-of-00002.safetensors"
+        (place / _SINGLE).rename(place / first)
+        with safe_open(place / first, "pt") as file:
+            weights = dict.fromkeys(file.keys(), first)
+        content: dict[str, Any] = {"metadata": {"total_size": (place / first).stat().st_size}, "weight_map": weights}
+    else:
+        content = json.loads(index.read_text(encoding="utf-8"))
+    shard = "model-mtp.safetensors"
+    save_file(tensors, place / shard, metadata={"format": "pt"})
+    content["weight_map"].update(dict.fromkeys(tensors, shard))
+    content["metadata"]["total_size"] += sum(tensor.nbytes for tensor in tensors.values())
+    index.write_text(json.dumps(content, indent=2), encoding="utf-8")

@@ -1,0 +1,315 @@
+"""`specnb.Panel` and `%specpanel`: choose a method, turn its options, run, stop, look, compare."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import ipywidgets as widgets
+from IPython.core.getipython import get_ipython
+from IPython.display import DisplayHandle
+
+from specnb.models.registry import REGISTERED
+from specnb.notebook.panel_code import magic_code, python_code
+from specnb.notebook.panel_compare import CompareForm, comparison_html
+from specnb.notebook.panel_controls import labelled, note
+from specnb.notebook.panel_form import Form
+from specnb.notebook.panel_view import LiveText, RunView, probabilities
+from specnb.notebook.panel_worker import Worker, no_bars
+from specnb.notebook.session import Session
+from specnb.text import prompt_inputs
+from specnb.trace import GenerationResult
+from specnb.views.html import result_view
+from specnb.views.text import marked_text
+
+_TABS = ("Text", "Steps", "Pictures", "Compare", "As code", "Load a model")
+_LIVE = "specnb-live"
+# Results are also stored as static HTML, which shows when the notebook is opened without a kernel. While the panel itself is
+# in the same cell's output that copy is hidden.
+_STYLE = (
+    f"<style>:is(.jp-OutputArea,.output,.cell_container,#output-body):has(.{_LIVE}) .specnb-saved{{display:none}}"
+    ".specnb-panel label{white-space:nowrap}</style>"
+)
+_CLOSED = "specnb panel: run this cell again in a running kernel to use it."
+
+
+class Panel:
+    """A panel of widgets over the loaded models; it and the magics share one session.
+
+    Args:
+        pair: the `Pair` to begin with; None takes the session's current one. Any loaded model can be chosen in the panel.
+        session: what the notebook remembers; by default the running shell's.
+        method: the method to begin with; None takes the pair's usual one.
+        thread: False runs in the calling thread, so that Run returns when all is done (and Stop cannot be pressed).
+
+    A press of Run, or `run()`, starts one generation; while it runs, further presses do nothing. `stop()` ends it within
+    one step and keeps text and trace. `result` is the last `GenerationResult`, `results` all of them, `comparison` the last
+    comparison, `options` what a run would use, and `error` what the last action raised (shown in the panel too).
+    """
+
+    def __init__(self, pair: Any = None, *, session: Session | None = None, method: str | None = None,
+                 thread: bool = True) -> None:  # fmt: skip
+        shell = get_ipython()
+        self._shell = shell
+        self.session = session if session is not None else Session() if shell is None else Session.of(shell)
+        if pair is not None:
+            self.session.add(pair)
+        self.results: list[GenerationResult] = []
+        self.comparison: Any = None
+        self.error: BaseException | None = None
+        self._request: Any = None
+        self._saved: DisplayHandle | None = None
+        self._worker = Worker(self._busy, self._failed, thread)
+        self._aside = Worker(lambda _: None, lambda _: None, thread)
+        self._form = Form(self.session, self._edited, method)
+        self._view = RunView()
+        self._compare = CompareForm(self._form)
+        self._build()
+        self.session.listeners.append(self._follow)
+        self._edited()
+
+    def _build(self) -> None:
+        button = widgets.Button
+        self._run = button(description="Run", icon="play", button_style="primary", tooltip="Generate from the prompt")
+        self._stop = button(description="Stop", icon="stop", disabled=True, tooltip="End within one step; the text stays")
+        self._python, self._magic = (
+            widgets.Textarea(rows=8, description=label, layout=widgets.Layout(width="auto"), style={"description_width": "5rem"})
+            for label in ("Python", "Magic")
+        )
+        names = list(REGISTERED)
+        self._name = labelled(widgets.Combobox, "Name, folder or hub id", options=names, placeholder=names[0])
+        self._draft = labelled(widgets.Combobox, "Draft model (may stay empty)", options=names, placeholder="a name, or a number of layers")  # fmt: skip
+        self._load = button(description="Load", icon="download", tooltip="Load the model and make it the current one")
+        load = widgets.VBox([self._name, self._draft, note("The first time a model is fetched, which can take minutes."), self._load])  # fmt: skip
+        view = self._view
+        pages = [widgets.VBox([view.rejected, view.text]), view.steps_box, view.pictures, self._compare.box,
+                 widgets.VBox([note("Select all and copy."), self._python, self._magic]), load]  # fmt: skip
+        self._tabs = widgets.Tab(pages)
+        for i, title in enumerate(_TABS):
+            self._tabs.set_title(i, title)
+        if not self.session.pairs:
+            self._tabs.selected_index = _TABS.index("Load a model")
+        row = widgets.Layout(flex_flow="row wrap", align_items="center")
+        self.widget = widgets.VBox([widgets.HTML(_STYLE + f'<span class="{_LIVE}"></span>'), self._form.box,
+                                    widgets.HBox([self._run, self._stop, view.bar, view.status], layout=row), view.error,
+                                    self._tabs])  # fmt: skip
+        self.widget.add_class("specnb-panel")
+        self._run.on_click(lambda _: self.run())
+        self._stop.on_click(lambda _: self.stop())
+        self._load.on_click(lambda _: self.load(self._name.value, self._draft.value))
+        self._compare.button.on_click(lambda _: self.compare())
+        self._tabs.observe(lambda _: self._extras(), "selected_index")
+        view.step.observe(lambda _: self._extras(), "value")
+
+    # ---- in Python
+    @property
+    def result(self) -> GenerationResult | None:
+        """The last result."""
+        return self.results[-1] if self.results else None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a run would give to `generate`: the method, and the options that are not at their defaults."""
+        return {"method": self._form.method.value, **self._form.values()}
+
+    @property
+    def busy(self) -> bool:
+        """Whether something runs."""
+        return self._worker.busy
+
+    def set(self, method: str | None = None, prompt: str | None = None, **options: Any) -> None:
+        """Set what the widgets show: the method, the prompt, options by name."""
+        if method is not None:
+            if method not in self._form.available:
+                raise ValueError(f"{method!r} cannot run here: {self._form.reasons.get(method, 'there is no such method')}.")
+            self._form.method.value = method
+        if prompt is not None:
+            self._form.prompt.value = prompt
+        self._form.set(**options)
+
+    def run(self, wait: bool = False) -> bool:
+        """Generate, as the Run button does. False if something runs already. `wait` returns at the end and raises its error."""
+        return self._start(self._generate, "generating ...", wait)
+
+    def compare(self, wait: bool = False) -> bool:
+        """Compare, as the button in the tab does; otherwise as `run`."""
+        return self._start(self._measure, "comparing ...", wait)
+
+    def load(self, name: str, assistant: str = "", wait: bool = False) -> bool:
+        """Load a model, as the Load button does; otherwise as `run`."""
+
+        def job(cancel: threading.Event) -> None:
+            if not name:
+                raise ValueError("give the name of a model, a folder or a hub id.")
+            self._load_pair(name, assistant)
+
+        return self._start(job, f"loading {name} ...", wait)
+
+    def stop(self) -> None:
+        """End what runs, within one step."""
+        self._worker.stop()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for what runs; raises its error, or TimeoutError."""
+        if not self._worker.wait(timeout):
+            raise TimeoutError(f"the panel still runs after {timeout} s")
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        """Stop, and take the panel's widgets away."""
+        self.stop()
+        if self._follow in self.session.listeners:
+            self.session.listeners.remove(self._follow)
+        self.widget.close()
+
+    # ---- jobs, in the worker's thread
+    def _start(self, job: Any, text: str, wait: bool) -> bool:
+        if self._worker.busy:
+            return False
+        self.error = None
+        self._view.begin(text)
+        started = self._worker.start(job, wait)
+        if wait:
+            self.wait()
+        return started
+
+    def _generate(self, cancel: threading.Event) -> None:
+        import specnb
+
+        request = self._request = self._form.request()
+        pair = self._form.pair
+        inputs = prompt_inputs(pair.tokenizer, request.prompt, chat=request.chat, system=request.system, device=pair.target.device)  # fmt: skip
+        live = LiveText(pair.tokenizer, self._view, request.options["max_new_tokens"])
+        self._tabs.selected_index = min(self._tabs.selected_index or 0, _TABS.index("Pictures")) if self._tabs.selected_index in (0, 1, 2) else 0  # fmt: skip
+        try:
+            result = specnb.generate(pair, **inputs, **request.arguments, on_step=live.step, cancel=cancel)
+        except BaseException as error:
+            partial = getattr(error, "partial_result", None)
+            if partial is not None and partial.num_emitted_tokens:
+                self._keep(partial)
+            else:
+                live.fail()
+            raise
+        self._keep(result)
+
+    def _measure(self, cancel: threading.Event) -> None:
+        from specnb.bench import compare
+
+        request, form = self._form.request(), self._form
+        runs, common = self._compare.runs(), self._compare.common()
+
+        def told(done: int, total: int, label: str) -> None:
+            self._view.progress(done / total, f"comparing: run {done + 1} of {total}, {label}")
+
+        found = compare(form.pair, request.prompt, runs, repeats=self._compare.repeats.value, chat=request.chat,
+                        system=request.system, cancel=cancel, on_run=told, **common)  # fmt: skip
+        self._compare.output.value = comparison_html(found)
+        self._view.progress(1, found.verdict if found.rows else "stopped")
+        if found.rows:
+            self.comparison = found
+            self._save(self._compare.output.value, str(found))
+
+    def _load_pair(self, name: str, assistant: str) -> None:
+        options: dict[str, Any] = {}
+        if assistant:
+            options["assistant"] = int(assistant) if assistant.isdecimal() else assistant
+        began, done = time.monotonic(), threading.Event()
+
+        def tick() -> None:
+            while not done.wait(1):
+                self._view.progress(0, f"loading {name} ... {time.monotonic() - began:.0f} s")
+
+        threading.Thread(target=tick, daemon=True).start()
+        try:
+            with no_bars():
+                pair = self.session.load(name, **options)
+        finally:
+            done.set()
+        self._view.progress(1, f"loaded: {pair!r}")
+        self._tabs.selected_index = 0
+
+    def _keep(self, result: GenerationResult) -> None:
+        self.session.keep(result)  # which shows it, here and in other panels
+        if self._shell is not None:
+            self._shell.user_ns["_specgen"] = result
+        self._save(result_view(result), marked_text(result))
+        self._code()
+
+    # ---- showing
+    def _busy(self, busy: bool) -> None:
+        for button in (self._run, self._load, self._compare.button):
+            button.disabled = busy
+        self._stop.disabled = not busy
+        if not busy:
+            self._extras()
+
+    def _failed(self, error: BaseException) -> None:
+        self.error = error
+        self._view.fail(error)
+
+    def _follow(self) -> None:
+        """Show what the session has now: models, and a result that came from here, a magic or another panel."""
+        self._form.follow()
+        self._compare.follow()
+        last = self.session.last
+        if last is not None and last is not self.result:
+            self.results.append(last)
+            self._view.show(last)
+            if not self.busy:
+                self._extras()
+
+    def _edited(self) -> None:
+        if hasattr(self, "_compare"):
+            self._compare.follow()
+            self._code()
+
+    def _code(self) -> None:
+        try:
+            request = self._form.request()
+        except ValueError as error:
+            self._python.value = self._magic.value = f"# {error}"
+            return
+        self._python.value = python_code(request, self.session.given(request.model))
+        self._magic.value = magic_code(request)
+
+    def _extras(self) -> None:
+        """Draw the pictures, or ask for a step's probabilities, when their tab is open; aside, so that no action waits."""
+        tab, result = _TABS[self._tabs.selected_index or 0], self.result
+        if result is None or self.busy:
+            return
+        if tab == "Pictures":
+            self._aside.start(lambda _: self._draw(result))
+        elif tab == "Steps" and result.steps:
+            self._aside.start(lambda _: self._ask(result))
+
+    def _draw(self, result: GenerationResult) -> None:
+        from specnb.views.plots import KINDS
+
+        self._view.pictures.value = "".join(draw(result).html() for draw in KINDS.values())
+
+    def _ask(self, result: GenerationResult) -> None:
+        shown = None
+        while shown != self._view.step.value:  # another step may be picked meanwhile
+            shown = self._view.step.value
+            self._view.show_step(probabilities(self._form.pair, result, shown - 1))
+
+    def _save(self, html: str, text: str) -> None:
+        """Store the static form in the notebook, under the panel."""
+        if self._saved is not None:
+            self._saved.update({"text/html": f'<div class="specnb-saved">{html}</div>', "text/plain": text}, raw=True)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        text = f"{_CLOSED}\n{marked_text(self.result)}" if self.result is not None else _CLOSED
+        if getattr(self._shell, "kernel", None) is not None:
+            if self._saved is None:
+                self._saved = DisplayHandle()
+            shown = result_view(self.result) if self.result is not None else ""
+            self._saved.display({"text/html": f'<div class="specnb-saved">{shown}</div>', "text/plain": text}, raw=True)
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+        return {"application/vnd.jupyter.widget-view+json": view, "text/html": f"<small>{_CLOSED}</small>", "text/plain": text}
+
+    def __repr__(self) -> str:
+        return f"Panel({', '.join(self.session.pairs) or 'no model loaded'})"
+

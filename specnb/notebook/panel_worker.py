@@ -1,0 +1,110 @@
+"""One job at a time, in a thread: a button's callback cannot run while a cell blocks the kernel, and must not block it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+Job = Callable[[threading.Event], None]
+
+
+class Worker:
+    """Runs a job at a time; a second one is refused while the first runs.
+
+    `on_busy` is called with True and False around a job, `on_error` with what it raised. Both, like the job, may run in the
+    thread: they must neither print nor draw with pyplot, but set widgets' values. Where threads cannot be had, or `thread` is
+    False, the job runs before `start` returns.
+    """
+
+    def __init__(
+        self, on_busy: Callable[[bool], object], on_error: Callable[[BaseException], object], thread: bool = True
+    ) -> None:
+        self._on_busy, self._on_error, self._threaded = on_busy, on_error, thread
+        self._lock = threading.Lock()
+        self._cancel = threading.Event()
+        self._idle = threading.Event()
+        self._idle.set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job runs."""
+        return not self._idle.is_set()
+
+    def start(self, job: Job, wait: bool = False) -> bool:
+        """Start a job; False, and nothing happens, if one runs. `job` gets the event that `stop` sets."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        self._idle.clear()
+        self._cancel = threading.Event()
+        self._on_busy(True)
+        if self._threaded and not wait:
+            try:
+                threading.Thread(target=self._run, args=(job,), name="specnb-panel", daemon=True).start()
+                return True
+            except RuntimeError:  # no threads here
+                pass
+        self._run(job)
+        return True
+
+    def stop(self) -> None:
+        """Ask the job to end; it does within one step."""
+        self._cancel.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the job to end; False if it still runs after `timeout` seconds."""
+        return self._idle.wait(timeout)
+
+    def _run(self, job: Job) -> None:
+        error: BaseException | None = None
+        try:
+            with _silent():
+                job(self._cancel)
+        except BaseException as raised:  # a thread's error, and an interrupt, would otherwise be lost
+            error = raised
+        try:
+            if error is not None:
+                self._on_error(error)
+            self._on_busy(False)
+        finally:
+            self._lock.release()
+            self._idle.set()
+
+
+class _silent:
+    """Keeps the log lines of this thread out of the cells' outputs, where they would land in any cell."""
+
+    def __enter__(self) -> None:
+        self._thread = threading.get_ident()
+        names = ("transformers", "huggingface_hub")
+        self._handlers = [handler for name in names for handler in logging.getLogger(name).handlers]
+        for handler in self._handlers:
+            handler.addFilter(self._foreign)
+
+    def __exit__(self, *_: object) -> None:
+        for handler in self._handlers:
+            handler.removeFilter(self._foreign)
+
+    def _foreign(self, record: logging.LogRecord) -> bool:
+        return record.thread != self._thread
+
+
+class no_bars:
+    """Keeps progress bars, which print from the thread into whatever cell ran last, away while a model loads."""
+
+    def __enter__(self) -> None:
+        from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
+        from transformers.utils import logging
+
+        self._hub, self._own = not are_progress_bars_disabled(), logging.is_progress_bar_enabled()
+        disable_progress_bars()
+        logging.disable_progress_bar()
+
+    def __exit__(self, *_: object) -> None:
+        from huggingface_hub.utils import enable_progress_bars
+        from transformers.utils import logging
+
+        if self._own:
+            logging.enable_progress_bar()
+        if self._hub:
+            enable_progress_bars()

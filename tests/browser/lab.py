@@ -1,0 +1,171 @@
+"""JupyterLab in headless Chromium: a server of its own, and a page with a notebook in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+TESTS = Path(__file__).resolve().parents[1]
+CHROMIUM = next((path for path in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if path), None)
+
+
+def missing() -> list[str]:
+    """What is needed here and not installed."""
+    packages = [name for name in ("jupyterlab", "playwright") if find_spec(name) is None]
+    return packages + ([] if CHROMIUM else ["chromium"])
+
+
+def notebook(path: Path, *cells: str) -> Path:
+    """Write a notebook with these code cells."""
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(book, path)
+    return path
+
+
+@contextmanager
+def server(folder: Path, theme: str = "JupyterLab Light", **environment: str) -> Iterator[str]:
+    """A JupyterLab server on `folder` with settings of its own; yields its address."""
+    home = folder / ".home"
+    settings = home / "config" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
+    settings.mkdir(parents=True, exist_ok=True)
+    (settings / "notification.jupyterlab-settings").write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False}))
+    (settings / "themes.jupyterlab-settings").write_text(json.dumps({"theme": theme}))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    own = {
+        "JUPYTER_CONFIG_DIR": str(home / "config"),
+        "JUPYTER_DATA_DIR": str(home / "data"),
+        "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
+        "IPYTHONDIR": str(home / "ipython"),
+        "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
+               "--ServerApp.port_retries=0", "--IdentityProvider.token=", f"--ServerApp.root_dir={folder}",
+               "--LabApp.expose_app_in_browser=True", "--LabApp.open_browser=False"]  # fmt: skip
+    log = (folder / "server.log").open("w")
+    process = subprocess.Popen(command, env={**os.environ, **own, **environment}, stdout=log, stderr=subprocess.STDOUT)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        _until(lambda: _answers(f"{address}/api"), 60, process)
+        yield address
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        log.close()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
+
+
+def _until(done: Any, seconds: float, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        if process.poll() is not None or time.monotonic() > end:
+            raise RuntimeError("JupyterLab did not start; see server.log")
+        time.sleep(0.2)
+
+
+class Lab:
+    """A page of JupyterLab with one notebook, driven as a user would."""
+
+    def __init__(self, page: Any, address: str) -> None:
+        self.page, self.address = page, address
+
+    def open(self, path: Path, kernel: bool = True) -> None:
+        """Open a notebook; without `kernel`, none is started and nothing is chosen in the dialogue."""
+        book = nbformat.read(path, 4)
+        if not kernel:
+            book.metadata["kernelspec"] = {"name": "none-such", "display_name": "gone", "language": "python"}
+            nbformat.write(book, path)
+        self.page.goto(f"{self.address}/lab/tree/{path.name}?reset")
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+        if kernel:
+            self.page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]", timeout=60_000, state="attached")
+            return
+        dialog = self.page.locator(".jp-Dialog button:has-text('No Kernel'), .jp-Dialog .jp-mod-reject")
+        dialog.first.wait_for(timeout=30_000)
+        select = self.page.locator(".jp-Dialog select")
+        if select.count():
+            select.first.select_option(label="No Kernel")
+            self.page.locator(".jp-Dialog .jp-mod-accept").last.click()
+        else:
+            dialog.first.click()
+
+    def command(self, name: str) -> None:
+        """Execute one of JupyterLab's commands."""
+        self.page.evaluate(f"window.jupyterapp.commands.execute({name!r})")
+
+    def run_all(self) -> None:
+        """Run all cells and wait for the kernel to be idle."""
+        self.command("notebook:run-all-cells")
+        self.page.wait_for_function(
+            "() => [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].every(p => /\\d/.test(p.textContent))",
+            timeout=120_000,
+        )
+
+    def save(self) -> None:
+        """Save the notebook."""
+        self.command("docmanager:save")
+        self.page.wait_for_timeout(1500)
+
+    def button(self, name: str) -> Any:
+        """A button of the panel."""
+        return self.page.locator(".specnb-panel button", has_text=name).first
+
+    def tab(self, name: str) -> None:
+        """Open a tab of the panel."""
+        self.page.locator(".specnb-panel .lm-TabBar-tab, .specnb-panel .p-TabBar-tab", has_text=name).first.click()
+
+    @property
+    def panel(self) -> Any:
+        """The panel's element."""
+        return self.page.locator(".specnb-panel").first
+
+    def shot(self, name: str, element: Any = None) -> Path | None:
+        """A screenshot in the folder that SPECNB_SCREENSHOTS names; nothing without it."""
+        folder = os.environ.get("SPECNB_SCREENSHOTS")
+        if not folder:
+            return None
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        path = Path(folder) / f"{name}.png"
+        (element or self.page).screenshot(path=str(path))
+        return path
+
+
+@contextmanager
+def chromium(address: str, width: int = 1100, height: int = 1500, dark: bool = False) -> Iterator[Lab]:
+    """Headless Chromium on the server."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light")
+        page.set_default_timeout(30_000)
+        try:
+            yield Lab(page, address)
+        finally:
+            browser.close()
