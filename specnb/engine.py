@@ -72,8 +72,8 @@ class Decoder:
         assistant = self.assistant_for or drafters.method_for(
             model, self.assistant_model, self.tokenizer, self.assistant_tokenizer
         )
-        chosen = drafters.with_defaults(self._method(method, generation_config, assistant), model)
         sample = bool(generation_config.do_sample)
+        chosen = drafters.with_defaults(self._method(method, generation_config, assistant), model, sample)
         seed = self.seed if seed is None else BY_NAME["seed"].check(seed)
         if sample and seed is None:
             seed = int.from_bytes(os.urandom(4), "little")

@@ -81,9 +81,10 @@ _DRAFTERS = (*_MODEL_DRAFTERS, "prompt_lookup")
 OPTIONS: tuple[Option, ...] = (
     Option("num_assistant_tokens", int, 5, "tokens drafted per step (the first step's, where a schedule changes it)",
            low=1, slider=(1, 16), methods=_DRAFTERS),
-    Option("num_assistant_tokens_schedule", str, "constant",
+    Option("num_assistant_tokens_schedule", str, None,
            "how the draft length follows the acceptance: constant, heuristic (+2 when all were accepted, else -1), or adaptive "
-           "(what promises most tokens per second, from measured costs and acceptance)",
+           "(what promises most tokens per second, from measured costs and acceptance). Left out: constant where "
+           "num_assistant_tokens is given or a drafter is sampled from, else adaptive",
            choices=("constant", "heuristic", "adaptive"), methods=_DRAFTERS),
     Option("assistant_confidence_threshold", float, 0.4,
            "a draft ends after a token the drafter itself gave less than this probability (0: never)",

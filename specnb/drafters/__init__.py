@@ -129,11 +129,19 @@ def method_for(
     return "universal" if fit.tokenizers == "different" else "draft_model"
 
 
-def with_defaults(method: Method, model: PreTrainedModel) -> Method:
-    """The method with defaults that depend on the model: one drafted token per MTP layer."""
+def with_defaults(method: Method, model: PreTrainedModel, sample: bool) -> Method:
+    """The method with the defaults that depend on the call.
+
+    One drafted token per MTP layer. A length that was given is kept to; otherwise it adapts to measured times, but not where
+    that would let the text of a seed depend on them (sampling from a drafter's law).
+    """
+    options = dict(method.given)
     if method.options.get("num_assistant_tokens", 0) is None:
-        return Method(method.name, **method.given, num_assistant_tokens=max(1, num_mtp_layers(model)))
-    return method
+        options["num_assistant_tokens"] = max(1, num_mtp_layers(model))
+    if method.options.get("num_assistant_tokens_schedule", "") is None:
+        fixed = method.given.get("num_assistant_tokens") is not None or (sample and method.name != "prompt_lookup")
+        options["num_assistant_tokens_schedule"] = "constant" if fixed else "adaptive"
+    return Method(method.name, **options)
 
 
 def assemble(method: str, run: Run) -> tuple[CachedLM, Drafter | None]:

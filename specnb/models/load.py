@@ -14,6 +14,7 @@ from specnb.models import gguf
 from specnb.models.errors import LoadError, load_errors, unknown_name
 from specnb.models.pair import Pair, check_pair, text_tokenizer
 from specnb.models.registry import REGISTERED
+from specnb.models.report import report
 from specnb.models.truncate import truncate
 
 SOURCES = ("hub", "package", "local")
@@ -155,7 +156,11 @@ def _load(origin: _Origin, dtype: Any, device_map: Any, tokenizer_optional: bool
             if not tokenizer_optional:
                 raise
             tokenizer = None
-        model = AutoModelForCausalLM.from_pretrained(origin.place, dtype=dtype, device_map=device_map, **options)
+        with report() as held:
+            model, info = AutoModelForCausalLM.from_pretrained(
+                origin.place, dtype=dtype, device_map=device_map, output_loading_info=True, **options
+            )
+            held.judge(config, info)
     return model.eval(), tokenizer
 
 

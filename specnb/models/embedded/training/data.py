@@ -185,7 +185,12 @@ def article(word: str) -> str:
     return f"an {word}" if word[0] in "aeiou" else f"a {word}"
 
 
-def prompts(count: int, seed: int = 7, kinds: Sequence[str] = tuple(KINDS)) -> list[list[Message]]:
-    """Held-out chats up to the first answer: `count` of each kind."""
+FRESH = ("story", "question", "summary", "rename", "replace")
+"""The kinds in which some combinations never appear in training."""
+
+
+def held_out(count: int, seed: int = 7) -> list[tuple[str, str]]:
+    """Prompts that appear in no training text, each with the answer it calls for: `count` of each kind in FRESH."""
     writer = Writer(seed, held_out=True)
-    return [writer.chat(kind)[:1] for kind in kinds for _ in range(count)]
+    chats = [writer.chat(kind)[:2] for kind in FRESH for _ in range(count)]
+    return [(asked.content, answer.content) for asked, answer in chats]

@@ -1,0 +1,157 @@
+"""The checkpoints inside the package: complete, small, and good enough that each method can be seen at work."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import specnb
+from specnb.models import embedded
+from specnb.models.embedded.training import data, gemma4, glm4_moe, measure, tokenizers
+from specnb.models.embedded.training.train import RECIPES
+from specnb.models.mtp import load_mtp
+from specnb.models.registry import REGISTERED
+from specnb.text import prompt_inputs
+
+NAMES = sorted(embedded.CARDS)
+FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "README.md"}
+TARGETS = {"tiny-llama": "LlamaForCausalLM", "tiny-gemma4": "Gemma4ForCausalLM", "tiny-glm4-moe": "Glm4MoeForCausalLM"}
+
+# method, target, options, assistant, mean acceptance length at least
+LOWEST: list[tuple[str, str, dict[str, Any], str | None, float]] = [
+    ("draft_model", "tiny-llama", {"num_assistant_tokens": 5}, "tiny-llama-draft", 2.5),
+    ("universal", "tiny-llama", {"num_assistant_tokens": 5}, "tiny-llama-other", 2.0),
+    ("early_exit", "tiny-llama", {"assistant_early_exit": 2, "num_assistant_tokens": 5}, None, 2.5),
+    ("prompt_lookup", "tiny-llama", {"prompt_lookup_num_tokens": 5}, None, 1.3),
+    ("gemma4_assistant", "tiny-gemma4", {"num_assistant_tokens": 4}, "tiny-gemma4-assistant", 2.5),
+    ("mtp_layers", "tiny-glm4-moe", {"use_mtp": True, "num_assistant_tokens": 1}, None, 1.7),
+]
+
+
+@pytest.fixture(scope="module")
+def bench() -> measure.Bench:
+    return measure.Bench(embedded.FOLDER, 1)
+
+
+def test_names() -> None:
+    assert set(NAMES) == {path.name for path in embedded.FOLDER.iterdir() if (path / "config.json").exists()}
+    assert set(NAMES) == set(RECIPES) == set(measure.MEASURES)
+    assert {name for name, entry in REGISTERED.items() if entry.folder} == set(NAMES)
+
+
+def test_size() -> None:
+    files = [path for path in embedded.FOLDER.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert sum(path.stat().st_size for path in files) < 20_000_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_folder_is_complete_and_loads(name: str) -> None:
+    folder = embedded.FOLDER / name
+    assert {path.name for path in folder.iterdir()} >= FILES
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.dtype == torch.float32
+    assert all(bool((p == p.half().float()).all()) for p in model.parameters())  # the float16 in the file, exactly
+    assert len(tokenizer) == model.config.get_text_config().vocab_size
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|end|>")
+    writer = data.Writer(5)
+    for chat in (writer.chat() for _ in range(20)):
+        text = tokenizers.chat_text(chat)
+        assert tokenizer.apply_chat_template([m._asdict() for m in chat], tokenize=False) == text
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_card_and_log(name: str) -> None:
+    card = (embedded.FOLDER / name / "README.md").read_text(encoding="utf-8")
+    training = Path(measure.__file__).parent
+    results = json.loads((training / "results.json").read_text(encoding="utf-8"))[name]
+    log = json.loads((training / "log.json").read_text(encoding="utf-8"))[name]
+    assert card.startswith("---\nlicense: apache-2.0\n") and "| licence | Apache-2.0 |" in card and "training/data.py" in card
+    assert not re.search(r"[{}]|/(work|tmp|home)/", card.replace("`{}`", ""))
+    for entry in results["measures"]:
+        assert f"| {entry['measure']} | {entry['mean_acceptance_length']:.2f} |" in card
+    assert f"{log['steps']:,} steps" in card and len(log["log"]) == -(-log["steps"] // 100)
+    assert "Licence: Apache-2.0" in REGISTERED[name].card
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_load_by_name(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        pair = specnb.load(name)
+    assert type(pair.target).__name__ == TARGETS[name] and not pair.target.training and pair.card == REGISTERED[name].card
+    assert not caplog.records  # nothing said about the MTP tensors, which are where they belong
+
+
+def test_held_out_prompts_are_in_no_training_text() -> None:
+    prompts = {prompt for prompt, _ in data.held_out(8)}
+    writer = data.Writer(1)
+    assert len(prompts) == 8 * len(data.FRESH)
+    assert not prompts & {writer.chat()[0].content for _ in range(5000)}
+    assert data.Writer(3).chat() == data.Writer(3).chat()
+
+
+@pytest.mark.parametrize(("method", "target", "options", "assistant", "lowest"), LOWEST, ids=[row[0] for row in LOWEST])
+def test_method(
+    bench: measure.Bench, method: str, target: str, options: dict[str, Any], assistant: str | None, lowest: float
+) -> None:
+    """The same text as plain greedy decoding, in fewer steps, on three held-out prompts."""
+    pair = specnb.load(target, assistant=assistant)
+    results = []
+    for prompt, _ in data.held_out(1)[2:]:  # a summary and two edits
+        inputs = prompt_inputs(pair.tokenizer, prompt)
+        kwargs = {"max_new_tokens": 100, "do_sample": False}
+        plain = pair.target.generate(**inputs, **kwargs)
+        result = specnb.generate(pair, **inputs, **kwargs, **options)
+        assert result.method == method and torch.equal(result.sequences, plain)
+        results.append(result)
+    assert measure.pooled(results).mean_acceptance_length >= lowest
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_answers_are_readable(bench: measure.Bench, name: str) -> None:
+    results = bench.plainly(name)
+    assert all(result.finish_reason == "eos" for result in results)
+    assert results[0].text.startswith(("Once upon a time there was a ", "There was once a "))
+    for result in results:  # no loops: no eight words come twice in a row
+        words = result.text.split()
+        assert not any(words[i : i + 8] == words[i + 8 : i + 16] for i in range(len(words)))
+    assert bench.quality(name)["exact"]["question"] == 1
+
+
+def test_drafter_is_trained_as_it_is_used() -> None:
+    """Training's guesses for all positions at once are those of the drafter, step by step."""
+    pair = specnb.load("tiny-gemma4", assistant="tiny-gemma4-assistant")
+    ids = torch.randint(4, 900, (1, 90), generator=torch.Generator().manual_seed(1))
+    calls: list[torch.Tensor] = []
+    hook = pair.assistant.register_forward_hook(lambda _m, _i, out: calls.append(out.logits[0, -1]))
+    result = specnb.generate(pair, ids, max_new_tokens=2, num_assistant_tokens=4, assistant_confidence_threshold=0, do_sample=False)
+    hook.remove()
+    step = next(step for step in result.steps if step.drafted)
+    known = torch.tensor([[*result.sequences[0, : step.position].tolist(), *step.drafted]])
+    with torch.no_grad():
+        out = pair.target(known, use_cache=False, output_hidden_states=True, return_shared_kv_states=True)
+        embedded_ids = pair.target.get_input_embeddings()(known)
+        guesses = gemma4.unrolled(pair.assistant, embedded_ids, out, torch.ones_like(known), len(step.drafted))
+    for guess, called in zip(guesses, calls, strict=False):
+        torch.testing.assert_close(guess[0, step.position - 1], called, rtol=1e-4, atol=1e-4)
+
+
+def test_mtp_layer_is_trained_as_it_is_stored() -> None:
+    """The layer read from the file guesses, over a whole text, what the target says next."""
+    pair = specnb.load("tiny-glm4-moe")
+    mtp = load_mtp(pair.target)
+    chat = data.Writer(9).chat("rename")
+    batch = tokenizers.batch(pair.tokenizer, [pair.tokenizer(tokenizers.chat_text(chat))["input_ids"]])
+    with torch.no_grad():
+        out = pair.target(batch.ids, use_cache=False, output_hidden_states=True)
+        logits = mtp._project_to_logits(glm4_moe.ahead(mtp, 0, out.hidden_states[-1], batch, 1))
+    answer = (batch.weights == 1)[0, 2:]
+    agree = (logits.argmax(-1)[0, :-2] == out.logits.argmax(-1)[0, 1:-1])[answer]
+    assert float(agree.float().mean()) > 0.7
