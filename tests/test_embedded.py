@@ -21,7 +21,14 @@ from specnb.models.registry import REGISTERED
 from specnb.text import prompt_inputs
 
 NAMES = sorted(embedded.CARDS)
-FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "README.md"}
+FILES = {
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "README.md",
+}
 TARGETS = {"tiny-llama": "LlamaForCausalLM", "tiny-gemma4": "Gemma4ForCausalLM", "tiny-glm4-moe": "Glm4MoeForCausalLM"}
 
 # method, target, options, assistant, mean acceptance length at least
@@ -73,7 +80,11 @@ def test_card_and_log(name: str) -> None:
     training = Path(measure.__file__).parent
     results = json.loads((training / "results.json").read_text(encoding="utf-8"))[name]
     log = json.loads((training / "log.json").read_text(encoding="utf-8"))[name]
-    assert card.startswith("---\nlicense: apache-2.0\n") and "| licence | Apache-2.0 |" in card and "training/data.py" in card
+    assert (
+        card.startswith("---\nlicense: apache-2.0\n")
+        and "| licence | Apache-2.0 |" in card
+        and "training/data.py" in card
+    )
     assert not re.search(r"[{}]|/(work|tmp|home)/", card.replace("`{}`", ""))
     for entry in results["measures"]:
         assert f"| {entry['measure']} | {entry['mean_acceptance_length']:.2f} |" in card
@@ -85,7 +96,9 @@ def test_card_and_log(name: str) -> None:
 def test_load_by_name(name: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         pair = specnb.load(name)
-    assert type(pair.target).__name__ == TARGETS[name] and not pair.target.training and pair.card == REGISTERED[name].card
+    assert (
+        type(pair.target).__name__ == TARGETS[name] and not pair.target.training and pair.card == REGISTERED[name].card
+    )
     assert not caplog.records  # nothing said about the MTP tensors, which are where they belong
 
 
@@ -131,7 +144,9 @@ def test_drafter_is_trained_as_it_is_used() -> None:
     ids = torch.randint(4, 900, (1, 90), generator=torch.Generator().manual_seed(1))
     calls: list[torch.Tensor] = []
     hook = pair.assistant.register_forward_hook(lambda _m, _i, out: calls.append(out.logits[0, -1]))
-    result = specnb.generate(pair, ids, max_new_tokens=2, num_assistant_tokens=4, assistant_confidence_threshold=0, do_sample=False)
+    result = specnb.generate(
+        pair, ids, max_new_tokens=2, num_assistant_tokens=4, assistant_confidence_threshold=0, do_sample=False
+    )
     hook.remove()
     step = next(step for step in result.steps if step.drafted)
     known = torch.tensor([[*result.sequences[0, : step.position].tolist(), *step.drafted]])

@@ -25,7 +25,7 @@ PROMPTS = [X, tiny.ids(3, 21), tiny.ids(4, 1)]
 TARGETS: dict[str, dict[str, Any]] = {
     "shared keys": {},
     "all own keys": {"shared": 0},
-    "no per-layer inputs": {"per_layer": 0},
+    "no per-layer inputs": {"per_layer": 0, "shared": 0},
     "composite": {"composite": True},
 }
 
@@ -72,23 +72,22 @@ def check(drafts: list[tuple[list[int], list[int], Tensor]], model: PreTrainedMo
 @pytest.mark.parametrize("ordered", [False, True], ids=["dense", "ordered"])
 @pytest.mark.parametrize("name", TARGETS)
 def test_greedy_equals_plain(name: str, ordered: bool) -> None:
-    """Texts several windows long, k from 1 to 16, one row and several."""
+    """Texts several windows long, k up to 16, one row and several."""
     model, assistant = target(name), drafter(ordered, name)
-    options = {"max_new_tokens": 40, "eos_token_id": [5, 9]}
+    options = {"max_new_tokens": 30, "eos_token_id": [5, 9]}
     expected = [plain(model, prompt, **options) for prompt in PROMPTS]
     ids, mask = padded(PROMPTS)
     accepted = drafted = 0
-    for k in (1, 2, 3, 5, 8, 16):
+    for k in (1, 3, 8, 16):
         how: dict[str, Any] = {"assistant_model": assistant, "num_assistant_tokens": k, **EAGER}
         if k == 3:
             how |= {"prefill_chunk_size": 4, "num_assistant_tokens_schedule": "heuristic"}
         if k == 8:
             how |= {"assistant_confidence_threshold": 0.3, "num_assistant_tokens_schedule": "adaptive"}
-        for prompt, alone in zip(PROMPTS, expected, strict=True):
-            result = spec(model, prompt, **options, **how)
-            assert list(result.ids) == alone, k
-            consistent(result)
-            assert result.method == "gemma4_assistant"
+        result = spec(model, PROMPTS[k % 3], **options, **how)
+        assert list(result.ids) == expected[k % 3], k
+        consistent(result)
+        assert result.method == "gemma4_assistant"
         result = spec(model, ids, attention_mask=mask, **options, **how)
         assert [list(row.ids) for row in result.rows] == expected, k
         accepted, drafted = accepted + result.num_accepted_draft_tokens, drafted + result.num_draft_tokens
@@ -118,7 +117,7 @@ def test_drafts_equal_those_of_a_clean_pass(name: str, ordered: bool) -> None:
     """In every round: short of the window, at it and far beyond; after acceptances and rejections of every length."""
     model, assistant = target(name), drafter(ordered, name)
     lengths, cut = set(), set()
-    for prompt in PROMPTS:
+    for prompt in (*PROMPTS, tiny.ids(5, GEMMA_WINDOW - 2)):
         for k in (1, 4):
             with drafting() as drafts:
                 result = spec(model, prompt, max_new_tokens=40, assistant_model=assistant, num_assistant_tokens=k,
@@ -229,7 +228,8 @@ def test_the_target_runs_over_new_tokens_only(name: str) -> None:
 
 
 def test_nothing_is_changed_in_either_model() -> None:
-    model, assistant = target("composite"), drafter(True, "composite")
+    model = gemma4_target(composite=True)
+    assistant = gemma4_drafter(model, ordered=True)
     before = configs(model, assistant)
     weights = [{name: value.clone() for name, value in m.state_dict().items()} for m in (model, assistant)]
     modules = [[id(module) for module in m.modules()] for m in (model, assistant)]

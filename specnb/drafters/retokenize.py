@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from specnb.text import pieces
+from specnb.text import Detokenizer, pieces
 
 WINDOW = 48  # characters that are encoded again with each addition: more than a merge reaches back
 _TEXTS: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
 
 
 class Retokenized:
-    """The ids that `tokenizer` gives a growing text; an addition encodes a short window again.
+    """The ids that `tokenizer` gives a growing text, never none; an addition encodes a short window again.
 
-    `ends[i]` is the number of characters up to and including token i. The ids so far and those of the window are joined at
-    the last place where both have a token boundary; the text is never encoded whole again.
+    `ends[i]` is the number of characters up to and including token i, and a half more where it ends amid a character. The ids
+    so far and those of the window are joined at the last place where both have a token boundary; the text is never encoded
+    whole again.
     """
 
     def __init__(self, tokenizer: Any, text: str) -> None:
         self.tokenizer = tokenizer
         self.text = text
-        self.ids: list[int] = list(tokenizer(text)["input_ids"])  # with a BOS where the tokenizer adds one, once
-        while self.ids and self.ids[-1] == tokenizer.eos_token_id:
-            self.ids.pop()  # added at the end by some: the text goes on
-        self.ends = _ends(tokenizer, self.ids)
+        self.ids = self._whole()
+        self.ends = _ends(tokenizer, self.ids, text)
 
     def extend(self, addition: str) -> int:
         """Add text; returns how many of the ids that were there before still stand."""
@@ -35,18 +35,38 @@ class Retokenized:
             return len(self.ids)
         before = len(self.text)
         self.text += addition
-        first = max((i for i, end in enumerate(self.ends) if end <= before - WINDOW), default=-1)
-        start = self.ends[first] if first >= 0 else 0
-        fresh = encode(self.tokenizer, self.text[start:])
-        ends = [start + end for end in _ends(self.tokenizer, fresh)]
-        known = {end: i for i, end in enumerate(self.ends) if start < end <= before}
-        joint = max((end for end in ends if end in known), default=None)
-        if joint is None:
-            stays, rest = (first + 1, 0) if first >= 0 else (_specials(self.tokenizer, self.ids), 0)
-        else:
-            stays, rest = known[joint] + 1, max(i for i, end in enumerate(ends) if end == joint) + 1
-        self.ids[stays:], self.ends[stays:] = fresh[rest:], ends[rest:]
-        return stays
+        if self.ends is not None:
+            start = next(
+                (int(end) for end in reversed(self.ends[: self._before(before - WINDOW)]) if end == int(end)), 0
+            )
+            kept = bisect_left(self.ends, start) + 1 if start else _specials(self.tokenizer, self.ids)
+            fresh = encode(self.tokenizer, self.text[start:])
+            ends = _ends(self.tokenizer, fresh, self.text[start:], start)
+            if ends is not None:
+                known = self.ends[kept:]
+                both = set(ends) & set(known)
+                joint = max((end for end in both if start < end <= before and end == int(end)), default=None)
+                stays = kept if joint is None else kept + known.index(joint) + 1
+                rest = 0 if joint is None else ends.index(joint) + 1
+                self.ids[stays:], self.ends[stays:] = fresh[rest:], ends[rest:]
+                return stays
+        # something in the text has no token here, so places in text and ids cannot be matched
+        old, self.ids[:], self.ends = list(self.ids), self._whole(), None
+        return next(
+            (i for i, (a, b) in enumerate(zip(old, self.ids, strict=False)) if a != b), min(len(old), len(self.ids))
+        )
+
+    def _whole(self) -> list[int]:
+        """The ids of the whole text, with a BOS where the tokenizer adds one; something to begin with where there is no text."""
+        ids = list(self.tokenizer(self.text)["input_ids"])
+        while ids and ids[-1] == self.tokenizer.eos_token_id:
+            ids.pop()  # added at the end by some: the text goes on
+        starts = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id, self.tokenizer.pad_token_id, 0)
+        return ids or [next(token for token in starts if token is not None)]
+
+    def _before(self, end: int) -> int:
+        """How many tokens end at or before `end` characters."""
+        return bisect_right(self.ends or [], end)
 
 
 def continuation(tokenizer: Any, context: str, addition: str) -> list[int]:
@@ -56,9 +76,9 @@ def continuation(tokenizer: Any, context: str, addition: str) -> list[int]:
     """
     context = context[-WINDOW:]
     together = encode(tokenizer, context + addition)
-    ends = _ends(tokenizer, together)
-    if ends and ends[-1] == len(context + addition) and len(context) in ends:
-        return together[max(i for i, end in enumerate(ends) if end == len(context)) + 1 :]
+    ends = _ends(tokenizer, together, context + addition)
+    if ends is not None and len(context) in ends:
+        return together[ends.index(len(context)) + 1 :]
     anchor, alone = encode(tokenizer, context), encode(tokenizer, addition)
     return alone if "".join(pieces(tokenizer, [*anchor, *alone])) == context + addition else []
 
@@ -105,12 +125,21 @@ def _texts(tokenizer: Any) -> list[str]:
     return _TEXTS[tokenizer]
 
 
-def _ends(tokenizer: Any, ids: list[int]) -> list[int]:
-    ends, n = [], 0
-    for piece in pieces(tokenizer, ids):
-        n += len(piece)
-        ends.append(n)
-    return ends
+def _ends(tokenizer: Any, ids: list[int], text: str, start: int = 0) -> list[float] | None:
+    """Where each token of `text` ends, counted from `start`; a half more amid a character. None if they do not read `text`."""
+    detokenizer = Detokenizer(tokenizer)
+    ends: list[float] = []
+    read = ""
+    for token in ids:
+        read += detokenizer.push([token])[0]
+        ends.append(len(read) + 0.5 if detokenizer.held else len(read))
+    read += detokenizer.flush()
+    stripped = len(text) - len(read)  # a blank at the beginning that some decoders leave out
+    if text[stripped:] != read or text[:stripped].strip(" ") or stripped < 0:
+        return None
+    if ends:
+        ends[-1] = len(read)
+    return [end + stripped + start for end in ends]
 
 
 def _specials(tokenizer: Any, ids: list[int]) -> int:

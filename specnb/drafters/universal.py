@@ -81,6 +81,7 @@ class Universal:
                     scores[self.shared[0]] = logits[0].to(self.drawing.device)[self.shared[1]]
                     draft.add(scores)
                     ids.append(self.counterpart[draft.tokens[-1]])
+                    draft.doubted |= ids[-1] in self.eos  # nothing it says after that is meant
         return [draft.draft() for draft in growing]
 
     def _by_text(self, readings: Sequence[_Reading], growing: Sequence[Growing], own: list[list[int]]) -> list[Draft]:

@@ -74,7 +74,7 @@ class Panel:
         self._run = button(description="Run", icon="play", button_style="primary", tooltip="Generate from the prompt")
         self._stop = button(description="Stop", icon="stop", disabled=True, tooltip="End within one step; the text stays")
         self._python, self._magic = (
-            widgets.Textarea(rows=8, description=label, layout=widgets.Layout(width="auto"), style={"description_width": "5rem"})
+            widgets.Textarea(rows=9, description=label, layout=widgets.Layout(width="auto"), style={"description_width": "5rem"})
             for label in ("Python", "Magic")
         )
         names = list(REGISTERED)

@@ -21,7 +21,7 @@ class CompareForm:
     def __init__(self, form: Form) -> None:
         self.form = form
         self.what = labelled(widgets.Dropdown, "Compare", options=["methods", "values of one option"])
-        self.methods = labelled(widgets.SelectMultiple, "Methods (several with Ctrl or Shift)", options=[], rows=5)
+        self.methods = labelled(widgets.SelectMultiple, "Methods (Ctrl or Shift: several)", options=[], rows=5)
         self.option = labelled(widgets.Dropdown, "Option of the chosen method", options=[])
         self.given = labelled(widgets.Text, "Values", value="1-8", placeholder="1, 2, 4-8")
         self.repeats = labelled(widgets.IntSlider, "Repeats", value=3, min=1, max=10, continuous_update=False)
@@ -115,7 +115,7 @@ def comparison_html(comparison: Any) -> str:
         return '<div class="specnb"><small>Stopped before the first round was complete: nothing to compare.</small></div>'
     on = comparison.environment
     facts: Sequence[str] = (
-        f"{comparison.repeats} repeats", f"{on['model']}, {on['dtype']}", str(on["device"]), f"{on['threads']} threads"
+        f"repeats: {comparison.repeats}", f"{on['model']}, {on['dtype']}", str(on["device"]), f"threads: {on['threads']}"
     )  # fmt: skip
     small = f'<div class="specnb"><small>{escape(" · ".join(facts))}</small></div>'
     return comparison._repr_html_() + small + str(comparison.plot().html())

@@ -11,18 +11,19 @@ import ipywidgets as widgets
 from specnb.notebook.arguments import unescape
 from specnb.options import Option
 
+_UNSET = "not set"
 _LABEL = "15.5rem"  # as wide as the longest option name
-_WIDE = {"width": "auto", "max_width": "44rem", "flex_flow": "row wrap"}
+_WIDE = {"width": "36rem", "max_width": "calc(100% - 4px)", "flex_flow": "row wrap"}
 
 
-def labelled(kind: Any, label: str, **traits: Any) -> Any:
-    """A widget whose label is as wide as all others' and moves above it where the place is narrow."""
-    return kind(description=label, style={"description_width": _LABEL}, layout=widgets.Layout(**_WIDE), **traits)
+def labelled(kind: Any, label: str, width: str = _LABEL, **traits: Any) -> Any:
+    """A widget whose label is as wide as its neighbours' and moves above it where the place is narrow."""
+    return kind(description=label, style={"description_width": width}, layout=widgets.Layout(**_WIDE), **traits)
 
 
-def note(text: str) -> Any:
-    """A line of small print."""
-    return widgets.HTML(f'<div class="specnb"><small>{escape(text)}</small></div>')
+def note(text: str, indent: str = "0") -> Any:
+    """A line of small print, indented where there is room."""
+    return widgets.HTML(f'<div class="specnb" style="padding-left:min({indent},33%)"><small>{escape(text)}</small></div>')
 
 
 class Control:
@@ -42,16 +43,15 @@ class Control:
             self._switch.observe(lambda change: setattr(self._widget, "disabled", not change["new"]), "value")
             row = widgets.HBox([self._widget, self._switch], layout=widgets.Layout(flex_flow="row wrap"))
         self._first = self._state()
-        self.box = widgets.VBox([row, note(self._help())])
+        self.box = widgets.VBox([row, note(self._help(), "16rem")])
 
     def _build(self, high: float | None) -> Any:
         option, start = self.option, self.start
-        if option.choices:
-            return labelled(widgets.Dropdown, option.name, options=list(option.choices), value=start)
+        if option.choices or (option.type is bool and start is None):
+            entries = [(name, name) for name in option.choices] or [("on", True), ("off", False)]
+            unset = [(_UNSET, None)] if start is None else []
+            return labelled(widgets.Dropdown, option.name, options=[*unset, *entries], value=start)
         if option.type is bool:
-            if start is None:
-                choices = [("the model's own setting", None), ("on", True), ("off", False)]
-                return labelled(widgets.Dropdown, option.name, options=choices, value=None)
             return labelled(widgets.Checkbox, option.name, value=start)
         if option.type is str:
             hint = "one per line; \\n stands for a line break" if option.many else ""
@@ -73,8 +73,7 @@ class Control:
     def _help(self) -> str:
         if self.always or self.option.type is str and not self.option.choices:
             return self.option.help
-        own = "the model's own setting" if self.start is None else self.start
-        return f"{self.option.help} (default: {own})"
+        return f"{self.option.help} (default: {_UNSET if self.start is None else self.start})"
 
     def _state(self) -> tuple[Any, Any]:
         return (self._switch.value if self._switch is not None else None), self._widget.value

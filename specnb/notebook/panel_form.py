@@ -28,8 +28,8 @@ class Form:
         self._controls: dict[tuple[int, str], Controls] = {}
         self.reasons: dict[str, str | None] = {}
         self._pair: Any = None
-        self.model = labelled(widgets.Dropdown, "Model", options=[])
-        self.method = labelled(widgets.Dropdown, "Method", options=[])
+        self.model = labelled(widgets.Dropdown, "Model", "4rem", options=[])
+        self.method = labelled(widgets.Dropdown, "Method", "4rem", options=[])
         self.about = widgets.HTML()
         self.prompt = widgets.Textarea(
             _PROMPT, description="Prompt", rows=5, style={"description_width": "4rem"},

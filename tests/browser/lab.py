@@ -116,8 +116,8 @@ class Lab:
             dialog.first.click()
 
     def command(self, name: str) -> None:
-        """Execute one of JupyterLab's commands."""
-        self.page.evaluate(f"window.jupyterapp.commands.execute({name!r})")
+        """Execute one of JupyterLab's commands, without waiting for its end."""
+        self.page.evaluate(f"() => {{ window.jupyterapp.commands.execute({name!r}) }}")
 
     def run_all(self) -> None:
         """Run all cells and wait for the kernel to be idle."""

@@ -120,7 +120,11 @@ def card(name: str, bench: Bench, results: dict[str, Any], log: dict[str, Any]) 
         for index in range(0, quality["prompts"], bench.per_kind):
             asked = held_out(bench.per_kind)[index][0]
             blocks.append(f"user: {asked}\n\nassistant: {text_of(bench.plainly(name)[index])}\n")
-        example = "\n## What it writes\n\nIts greedy answers to the first held-out prompt of each kind:\n\n~~~\n" + "\n".join(blocks) + "~~~\n"
+        example = (
+            "\n## What it writes\n\nIts greedy answers to the first held-out prompt of each kind:\n\n~~~\n"
+            + "\n".join(blocks)
+            + "~~~\n"
+        )
     return CARD.format(
         name=name, what=WHAT[name], use=USE[name], architecture=type(model).__name__, layers=text.num_hidden_layers,
         hidden=text.hidden_size, parameters=stored_parameters(stored), vocab=len(tokenizer), size=stored.stat().st_size / 1e6,
@@ -155,7 +159,9 @@ def main() -> None:
         measures = [bench.run(name, measure) for measure in MEASURES[name]]
         results[name] = {"quality": bench.quality(MEASURES[name][0].target or name), "measures": measures}
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        (arguments.folder / name / "README.md").write_text(card(name, bench, results[name], logs[name]), encoding="utf-8")
+        (arguments.folder / name / "README.md").write_text(
+            card(name, bench, results[name], logs[name]), encoding="utf-8"
+        )
         print(name, *map(figures, measures), results[name]["quality"], sep="\n  ")
 
 

@@ -8,7 +8,7 @@ models can learn it. An eighth of all combinations never appears in training; `h
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from specnb.models.embedded.training import words
@@ -21,19 +21,33 @@ class Message(NamedTuple):
     content: str
 
 
-KINDS = {"story": 5, "question": 3, "summary": 3, "rename": 4, "replace": 3, "list": 2, "steps": 2, "code": 1, "fact": 1, "talk": 1}
+KINDS = {
+    "story": 5,
+    "question": 3,
+    "summary": 3,
+    "rename": 4,
+    "replace": 3,
+    "list": 2,
+    "steps": 2,
+    "code": 1,
+    "fact": 1,
+    "talk": 1,
+}
 """What a chat is about, and how often."""
+
+EDITS = KINDS | {"story": 4, "rename": 14, "replace": 9}
+"""The same with more edits, which are the hardest to learn: for the second part of a training."""
 
 
 class Writer:
     """Writes chats; the same `seed` writes the same ones."""
 
-    def __init__(self, seed: int, held_out: bool = False) -> None:
-        self.random, self.held_out = random.Random(seed), held_out
+    def __init__(self, seed: int, held_out: bool = False, kinds: Mapping[str, int] = KINDS) -> None:
+        self.random, self.held_out, self.kinds = random.Random(seed), held_out, kinds
 
     def chat(self, kind: str | None = None) -> list[Message]:
         """A chat of one or two turns; `kind` is a key of KINDS, drawn if left out."""
-        kind = kind or self.random.choices(list(KINDS), list(KINDS.values()))[0]
+        kind = kind or self.random.choices(list(self.kinds), list(self.kinds.values()))[0]
         turns: list[str] = getattr(self, f"_{kind}")()
         return [Message("user" if i % 2 == 0 else "assistant", text) for i, text in enumerate(turns)]
 
@@ -42,7 +56,7 @@ class Writer:
         """One of `options`, the first much more often than the others."""
         return self.random.choices(options, [0.45**i for i in range(len(options))])[0]
 
-    def _combination(self, *lists: Sequence[object]) -> list[int]:
+    def _combination(self, *lists: Collection[object]) -> list[int]:
         """An index into each list, from the part of the combinations that this writer may use."""
         while True:
             at = [self.random.randrange(len(options)) for options in lists]
@@ -140,7 +154,7 @@ class Writer:
             changed = text.replace(f" {old}", f" {new}")
             ask = f"Tell this story with a {new} instead of a {old}: "
         else:
-            text, answers = self._person()
+            text, _ = self._person()
             old = text.split()[0]
             new = self.random.choice([p for p in words.PEOPLE if p != old])
             changed = text.replace(old, new)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
-from specnb.models.embedded.training.tokenizers import Batch
+from specnb.models.embedded.training.data import EDITS
+from specnb.models.embedded.training.tokenizers import Batch, batches, texts
 
 LOG_EVERY = 100
+
+TOKENS = 1024
+"""Tokens in a batch."""
 
 
 def cross_entropy(logits: Tensor, batch: Batch, ahead: int = 1) -> Tensor:
@@ -44,13 +48,19 @@ def fit(
     loss: Callable[[Batch, int], tuple[Tensor, dict[str, float]]],
     steps: int,
     rate: float = 8e-3,
+    done: int = 0,
     say: Callable[[str], object] = print,
 ) -> dict[str, Any]:
-    """Run `steps` steps of Muon (matrices inside the layers) and AdamW (the rest); returns the log."""
+    """Run `steps` steps of Muon (matrices inside the layers) and AdamW (the rest); returns the log.
+
+    `done` is the number of steps done before, in an earlier part of the training.
+    """
     inner = [p for n, p in parameters if p.dim() == 2 and "embed" not in n and "lm_head" not in n]
     matrices = {id(p) for p in inner}
     optimisers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW([p for _, p in parameters if id(p) not in matrices], lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
+        torch.optim.AdamW(
+            [p for _, p in parameters if id(p) not in matrices], lr=rate, betas=(0.9, 0.98), weight_decay=0.0
+        )
     ]
     if inner:
         optimisers.append(torch.optim.Muon(inner, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"))
@@ -63,10 +73,10 @@ def fit(
     start, tokens = time.perf_counter(), 0
     for step in range(1, steps + 1):
         batch = next(data)
-        value, parts = loss(batch, step)
+        value, parts = loss(batch, done + step)
         for optimiser in optimisers:
             optimiser.zero_grad()
-        value.backward()
+        torch.autograd.backward(value)
         torch.nn.utils.clip_grad_norm_([p for _, p in parameters], 1.0)
         for optimiser, schedule in zip(optimisers, schedules, strict=True):
             optimiser.step()
@@ -76,19 +86,43 @@ def fit(
             sums[key] = sums.get(key, 0.0) + part
         if step % LOG_EVERY == 0 or step == steps:
             count = LOG_EVERY if step % LOG_EVERY == 0 else step % LOG_EVERY
-            entry = {"step": step, **{key: round(part / count, 4) for key, part in sums.items()}}
+            entry = {"step": done + step, **{key: round(part / count, 4) for key, part in sums.items()}}
             log.append(entry)
-            say(f"{name}: {entry} {time.perf_counter() - start:.0f} s, {tokens / (time.perf_counter() - start):.0f} tokens/s")
+            say(
+                f"{name}: {entry} {time.perf_counter() - start:.0f} s, {tokens / (time.perf_counter() - start):.0f} tokens/s"
+            )
             sums = {}
     return {"steps": steps, "tokens": tokens, "seconds": round(time.perf_counter() - start), "log": log}
 
 
-def save(model: Any, tokenizer: Any, path: Path) -> None:
-    """Round the weights to float16, in place, and save: half the size, and float32 loads exactly these weights."""
+def in_two_parts(
+    name: str,
+    parameters: list[tuple[str, torch.nn.Parameter]],
+    tokenizer: Any,
+    seed: int,
+    loss: Callable[[Batch, int], tuple[Tensor, dict[str, float]]],
+    steps: Sequence[int],
+) -> dict[str, Any]:
+    """The first steps on the usual texts, the others at a lower rate on texts with more edits; the log of both."""
+    first, second = steps
+    log = fit(name, parameters, batches(tokenizer, seed, TOKENS), loss, first)
+    round_off(p for _, p in parameters)
+    edits = batches(tokenizer, 100 + seed, TOKENS, texts(100 + seed, EDITS))
+    more = fit(name, parameters, edits, loss, second, rate=5e-3, done=first)
+    return {key: log[key] + more[key] for key in log}
+
+
+def round_off(tensors: Iterable[Tensor]) -> None:
+    """Round to what float16 can hold, in place."""
     with torch.no_grad():
-        for tensor in [*model.parameters(), *model.buffers()]:
+        for tensor in tensors:
             if tensor.is_floating_point():
                 tensor.copy_(tensor.half().float())
+
+
+def save(model: Any, tokenizer: Any, path: Path) -> None:
+    """Round the weights to float16, in place, and save: half the size, and float32 loads exactly these weights."""
+    round_off([*model.parameters(), *model.buffers()])
     model.eval()
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id

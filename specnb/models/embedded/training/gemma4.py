@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,16 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma4AssistantConfig, Gemma4TextConfig
 
-from specnb.models.embedded.training.fitting import agreement, cross_entropy, divergence, fit, save
-from specnb.models.embedded.training.llama import TOKENS, mixed, written_by
+from specnb.models.embedded.training.fitting import (
+    TOKENS,
+    agreement,
+    cross_entropy,
+    divergence,
+    fit,
+    in_two_parts,
+    save,
+)
+from specnb.models.embedded.training.llama import mixed, written_by
 from specnb.models.embedded.training.tokenizers import Batch, batches, train_tokenizer
 
 WINDOW = 64
@@ -26,7 +35,7 @@ def _config(tokenizer: Any, **sizes: Any) -> Gemma4TextConfig:
     )  # fmt: skip
 
 
-def target(folder: Path, steps: int) -> dict[str, Any]:
+def target(folder: Path, steps: Sequence[int]) -> dict[str, Any]:
     """Six layers, sliding and full; the last two read keys and values of earlier ones; inputs of its own for every layer."""
     tokenizer = train_tokenizer(folder)
     torch.manual_seed(4)
@@ -41,7 +50,7 @@ def target(folder: Path, steps: int) -> dict[str, Any]:
         value = cross_entropy(model(batch.ids, attention_mask=batch.mask, use_cache=False).logits, batch)
         return value, {"loss": float(value.detach())}
 
-    log = fit(folder.name, list(model.named_parameters()), batches(tokenizer, 4, TOKENS), loss, steps)
+    log = in_two_parts(folder.name, list(model.named_parameters()), tokenizer, 4, loss, steps)
     save(model, tokenizer, folder)
     return log
 
@@ -72,7 +81,7 @@ def unrolled(assistant: Any, embedded: Tensor, out: Any, real: Tensor, depth: in
     return guesses
 
 
-def assistant(folder: Path, steps: int) -> dict[str, Any]:
+def assistant(folder: Path, steps: Sequence[int]) -> dict[str, Any]:
     """Four layers that share the target's keys and values, taught its laws several tokens deep."""
     place = folder.parent / "tiny-gemma4"
     teacher, tokenizer = AutoModelForCausalLM.from_pretrained(place).eval(), AutoTokenizer.from_pretrained(place)
@@ -89,7 +98,11 @@ def assistant(folder: Path, steps: int) -> dict[str, Any]:
     def loss(batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
         with torch.no_grad():
             out = teacher(
-                batch.ids, attention_mask=batch.mask, use_cache=False, output_hidden_states=True, return_shared_kv_states=True
+                batch.ids,
+                attention_mask=batch.mask,
+                use_cache=False,
+                output_hidden_states=True,
+                return_shared_kv_states=True,
             )
             embedded = teacher.get_input_embeddings()(batch.ids)
         total, parts = torch.zeros(()), {}
@@ -101,6 +114,8 @@ def assistant(folder: Path, steps: int) -> dict[str, Any]:
             parts[f"agreement_{i + 1}"] = agreement(guess, goal, weights)
         return total, {"divergence": float(total.detach()), **parts}
 
-    log = fit(folder.name, list(model.named_parameters()), batches(tokenizer, 5, TOKENS, mixed(own, 5, 2)), loss, steps)
+    log = fit(
+        folder.name, list(model.named_parameters()), batches(tokenizer, 5, TOKENS, mixed(own, 5, 2)), loss, sum(steps)
+    )
     save(model, tokenizer, folder)
     return log

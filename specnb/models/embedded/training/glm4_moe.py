@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,21 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Glm4MoeConfig
 from transformers.modeling_layers import MtpModel
 
-from specnb.models.embedded.training.fitting import agreement, cross_entropy, fit, save, save_half, set_config
-from specnb.models.embedded.training.llama import TOKENS
-from specnb.models.embedded.training.tokenizers import Batch, batches, train_tokenizer
+from specnb.models.embedded.training.fitting import (
+    agreement,
+    cross_entropy,
+    in_two_parts,
+    save,
+    save_half,
+    set_config,
+)
+from specnb.models.embedded.training.tokenizers import Batch, train_tokenizer
 
 BALANCE = 1e-3
 """Step of the bias that evens out the experts' shares (DeepSeek-V3's balancing without a loss)."""
 
 
-def target(folder: Path, steps: int) -> dict[str, Any]:
+def target(folder: Path, steps: Sequence[int]) -> dict[str, Any]:
     """Four layers, three of them with eight experts, and one MTP layer whose loss is added to the main one."""
     tokenizer = train_tokenizer(folder)
     torch.manual_seed(6)
@@ -50,7 +57,7 @@ def target(folder: Path, steps: int) -> dict[str, Any]:
             parts[f"agreement_{depth}"] = agreement(logits[:, : goal.shape[1]], goal, weights)
         return total, parts
 
-    log = fit(folder.name, parameters, batches(tokenizer, 6, TOKENS), loss, steps)
+    log = in_two_parts(folder.name, parameters, tokenizer, 6, loss, steps)
     save(model, tokenizer, folder)
     add_mtp(folder, mtp)
     return log

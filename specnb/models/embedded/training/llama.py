@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,18 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from specnb.models.embedded.training.data import Writer
-from specnb.models.embedded.training.fitting import agreement, cross_entropy, divergence, fit, save
+from specnb.models.embedded.training.fitting import (
+    TOKENS,
+    agreement,
+    cross_entropy,
+    divergence,
+    fit,
+    in_two_parts,
+    save,
+)
 from specnb.models.embedded.training.tokenizers import Batch, batches, chat_text, texts, train_tokenizer
 
 EXITS = (2, 3)
-TOKENS = 1024
-"""Tokens in a batch."""
 
 
 def _model(tokenizer: Any, hidden: int, layers: int, seed: int) -> Any:
@@ -30,7 +36,7 @@ def _model(tokenizer: Any, hidden: int, layers: int, seed: int) -> Any:
     return AutoModelForCausalLM.from_config(config).train()
 
 
-def target(folder: Path, steps: int) -> dict[str, Any]:
+def target(folder: Path, steps: Sequence[int]) -> dict[str, Any]:
     """Five layers; every step also teaches one early exit to say what the whole model says (LayerSkip's loss)."""
     tokenizer = train_tokenizer(folder)
     model = _model(tokenizer, 128, 5, 1)
@@ -40,10 +46,13 @@ def target(folder: Path, steps: int) -> dict[str, Any]:
         whole = cross_entropy(out.logits, batch)
         early = model.lm_head(model.model.norm(out.hidden_states[EXITS[step % len(EXITS)]]))
         share = (batch.weights > 0).float() * batch.weights
-        taught = divergence(early, out.logits.detach(), share) if step > steps // 5 else cross_entropy(early, batch)
-        return whole + 0.4 * taught, {"loss": float(whole.detach()), "early_exit_agreement": agreement(early, out.logits, batch.weights)}
+        taught = divergence(early, out.logits.detach(), share) if step > steps[0] // 5 else cross_entropy(early, batch)
+        return whole + 0.4 * taught, {
+            "loss": float(whole.detach()),
+            "early_exit_agreement": agreement(early, out.logits, batch.weights),
+        }
 
-    log = fit(folder.name, list(model.named_parameters()), batches(tokenizer, 1, TOKENS), loss, steps)
+    log = in_two_parts(folder.name, list(model.named_parameters()), tokenizer, 1, loss, steps)
     save(model, tokenizer, folder)
     return log
 
@@ -76,11 +85,11 @@ def _target(folder: Path) -> tuple[Any, Any]:
     )
 
 
-def draft(folder: Path, steps: int) -> dict[str, Any]:
+def draft(folder: Path, steps: Sequence[int]) -> dict[str, Any]:
     """Two layers, distilled from the target's laws, mostly on the target's own answers."""
     teacher, tokenizer = _target(folder)
     own = written_by(teacher, tokenizer, 1536, 21)
-    model = _model(tokenizer, 96, 2, 2)
+    model = _model(tokenizer, 64, 2, 2)
 
     def loss(batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
         with torch.no_grad():
@@ -90,12 +99,12 @@ def draft(folder: Path, steps: int) -> dict[str, Any]:
         return taught, {"divergence": float(taught.detach()), "agreement": agreement(logits, goal, batch.weights)}
 
     data = batches(tokenizer, 2, TOKENS, mixed(own, 2, 2))
-    log = fit(folder.name, list(model.named_parameters()), data, loss, steps, rate=6e-3)
+    log = fit(folder.name, list(model.named_parameters()), data, loss, sum(steps), rate=6e-3)
     save(model, tokenizer, folder)
     return log
 
 
-def other(folder: Path, steps: int) -> dict[str, Any]:
+def other(folder: Path, steps: Sequence[int]) -> dict[str, Any]:
     """Two layers and another tokenizer, taught by texts: the target's own answers, and training texts."""
     teacher, tokenizer = _target(folder)
     own = written_by(teacher, tokenizer, 1536, 21)
@@ -107,6 +116,6 @@ def other(folder: Path, steps: int) -> dict[str, Any]:
         return value, {"loss": float(value.detach())}
 
     data = batches(tokenizer, 3, TOKENS, mixed(own, 3, 3))
-    log = fit(folder.name, list(model.named_parameters()), data, loss, steps, rate=6e-3)
+    log = fit(folder.name, list(model.named_parameters()), data, loss, sum(steps), rate=6e-3)
     save(model, tokenizer, folder)
     return log

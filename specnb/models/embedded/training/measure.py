@@ -51,7 +51,9 @@ MEASURES: dict[str, list[Measure]] = {
     "tiny-llama-draft": _both("draft model, k=5", "tiny-llama-draft", "tiny-llama", num_assistant_tokens=5),
     "tiny-llama-other": _both("universal, k=5", "tiny-llama-other", "tiny-llama", num_assistant_tokens=5),
     "tiny-gemma4": [Measure("prompt lookup, k=5", {"prompt_lookup_num_tokens": 5})],
-    "tiny-gemma4-assistant": _both("Gemma 4 drafter, k=4", "tiny-gemma4-assistant", "tiny-gemma4", num_assistant_tokens=4),
+    "tiny-gemma4-assistant": _both(
+        "Gemma 4 drafter, k=4", "tiny-gemma4-assistant", "tiny-gemma4", num_assistant_tokens=4
+    ),
     "tiny-glm4-moe": [
         Measure("MTP layer, k=1", {"use_mtp": True, "num_assistant_tokens": 1} | _FULL),
         *_both("MTP layer, again and again, k=3", use_mtp=True, num_assistant_tokens=3),

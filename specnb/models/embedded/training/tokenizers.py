@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from specnb.models.embedded.training.data import Message, Writer
+from specnb.models.embedded.training.data import KINDS, Message, Writer
 
 PAD, END, USER, ASSISTANT = "<pad>", "<|end|>", "<|user|>", "<|assistant|>"
 TEMPLATE = (
@@ -36,9 +36,9 @@ def chat_text(messages: list[Message], prompt: bool = False) -> str:
     return "".join(f"<|{m.role}|>{m.content}{END}\n" for m in messages) + (ASSISTANT if prompt else "")
 
 
-def texts(seed: int) -> Iterator[str]:
+def texts(seed: int, kinds: Mapping[str, int] = KINDS) -> Iterator[str]:
     """Training texts without end: chats, and one in ten a bare story without the chat's marks."""
-    writer, draw = Writer(seed), random.Random(seed)
+    writer, draw = Writer(seed, kinds=kinds), random.Random(seed)
     while True:
         if draw.random() < 0.1:
             yield writer.chat("story")[1].content + END

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,22 @@ from specnb.models.embedded.training import gemma4, glm4_moe, llama
 
 HERE = Path(__file__).parent
 
-RECIPES: dict[str, tuple[Callable[[Path, int], dict[str, Any]], int]] = {
-    "tiny-llama": (llama.target, 2600),
-    "tiny-llama-draft": (llama.draft, 1500),
-    "tiny-llama-other": (llama.other, 1500),
-    "tiny-gemma4": (gemma4.target, 2000),
-    "tiny-gemma4-assistant": (gemma4.assistant, 1500),
-    "tiny-glm4-moe": (glm4_moe.target, 1800),
+RECIPES: dict[str, tuple[Callable[[Path, Sequence[int]], dict[str, Any]], tuple[int, ...]]] = {
+    "tiny-llama": (llama.target, (2600, 1600)),
+    "tiny-llama-draft": (llama.draft, (1000,)),
+    "tiny-llama-other": (llama.other, (1200,)),
+    "tiny-gemma4": (gemma4.target, (2000, 1200)),
+    "tiny-gemma4-assistant": (gemma4.assistant, (1000,)),
+    "tiny-glm4-moe": (glm4_moe.target, (1200, 1000)),
 }
-"""For each model: how it is made, and in how many steps. The order matters: a drafter needs its target."""
+"""For each model: how it is made, and in how many steps (of each part). The order matters: a drafter needs its target."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the embedded checkpoints (one thread, seeded).")
     parser.add_argument("--only", choices=list(RECIPES), help="train one model; its target must be there already")
     parser.add_argument("--to", type=Path, default=HERE.parent, help="folder that gets the models' folders")
-    parser.add_argument("--steps", type=int, help="number of steps, instead of the recipe's")
+    parser.add_argument("--steps", type=int, nargs="+", help="number of steps (of each part), instead of the recipe's")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     logging.set_verbosity_error()
