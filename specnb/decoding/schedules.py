@@ -86,7 +86,7 @@ class Adaptive:
         for i in range(k):
             alive *= self._acceptance(signal, i)
             tokens += alive
-        return tokens / (self._cost(k + 1) + k * (self.draft or 0.0))
+        return tokens / max(self._cost(k + 1) + k * (self.draft or 0.0), 1e-9)  # a coarse clock may have seen nothing
 
     def _acceptance(self, signal: int, position: int) -> float:
         """By position, leaning on the whole signal's rate, which leans on a belief."""

@@ -133,13 +133,15 @@ def with_defaults(method: Method, model: PreTrainedModel, sample: bool) -> Metho
     """The method with the defaults that depend on the call.
 
     One drafted token per MTP layer. A length that was given is kept to; otherwise it adapts to measured times, but not where
-    that would let the text of a seed depend on them (sampling from a drafter's law).
+    that would let the text depend on them (sampling from a drafter's law, a lossy ensemble).
     """
     options = dict(method.given)
     if method.options.get("num_assistant_tokens", 0) is None:
         options["num_assistant_tokens"] = max(1, num_mtp_layers(model))
     if method.options.get("num_assistant_tokens_schedule", "") is None:
-        fixed = method.given.get("num_assistant_tokens") is not None or (sample and method.name != "prompt_lookup")
+        drawn = sample and method.name != "prompt_lookup"
+        lossy = method.options.get("assistant_ensemble_weight") is not None
+        fixed = method.given.get("num_assistant_tokens") is not None or drawn or lossy
         options["num_assistant_tokens_schedule"] = "constant" if fixed else "adaptive"
     return Method(method.name, **options)
 

@@ -74,7 +74,9 @@ def continuation(tokenizer: Any, context: str, addition: str) -> list[int]:
 
     The context's end must be a token boundary; else the addition is encoded alone, if that reads the same.
     """
-    context = context[-WINDOW:]
+    if len(context) > WINDOW:  # from a blank on: some tokenizers know whole words only
+        context = context[-WINDOW:]
+        context = context[max(0, context.find(" ")) :]
     together = encode(tokenizer, context + addition)
     ends = _ends(tokenizer, together, context + addition)
     if ends is not None and len(context) in ends:
