@@ -17,6 +17,7 @@ import specnb
 from specnb.trace import GenerationResult
 
 EAGER = {"assistant_confidence_threshold": 0.0}  # draft as many tokens as asked for
+STEADY = EAGER | {"num_assistant_tokens_schedule": "constant"}  # in every step, whatever the clock says
 
 
 def cache_name(model: PreTrainedModel) -> str:

@@ -13,7 +13,7 @@ import checkpoints
 import pytest
 import tiny
 import torch
-from checks import EAGER, cache_name, configs, consistent, no_forward, padded, plain, spec
+from checks import STEADY, cache_name, configs, consistent, no_forward, padded, plain, spec
 from test_equality import OTHERS
 from torch import Tensor
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, PreTrainedModel
@@ -76,7 +76,7 @@ def test_greedy_equals_plain(family: str) -> None:
     accepted = 0
     for exit in range(1, depth(model)):
         for k in (1, 2, 5, 8, 16):
-            how = {"assistant_early_exit": exit, "num_assistant_tokens": k, **EAGER}
+            how = {"assistant_early_exit": exit, "num_assistant_tokens": k, **STEADY}
             if k == 5:
                 how |= {"prefill_chunk_size": 3, "assistant_confidence_threshold": 0.3}
             if k == 8:
@@ -106,7 +106,7 @@ def test_every_k_with_options(family: str) -> None:
         exit = rng.randrange(1, depth(model))
         model.set_attn_implementation("eager" if k % 4 == 0 else "sdpa")
         try:
-            result = spec(model, prompt, assistant_early_exit=exit, num_assistant_tokens=k, **options, **EAGER)
+            result = spec(model, prompt, assistant_early_exit=exit, num_assistant_tokens=k, **options, **STEADY)
             assert list(result.ids) == plain(model, prompt, **options)
         finally:
             model.set_attn_implementation("sdpa")
@@ -114,12 +114,12 @@ def test_every_k_with_options(family: str) -> None:
 
 def test_a_second_turn_goes_on_in_the_same_cache() -> None:
     model = target("llama")
-    for first in ({}, {"assistant_early_exit": 2, **EAGER}):
+    for first in ({}, {"assistant_early_exit": 2, **STEADY}):
         past = DynamicCache(config=model.config)
         name = cache_name(model)
         one = spec(model, X, max_new_tokens=6, **{name: past}, **first)
         prompt = torch.cat([one.sequences, tiny.ids(9, 3)], 1)
-        two = spec(model, prompt, max_new_tokens=8, assistant_early_exit=2, **{name: past}, **EAGER)
+        two = spec(model, prompt, max_new_tokens=8, assistant_early_exit=2, **{name: past}, **STEADY)
         assert list(two.ids) == plain(model, prompt, max_new_tokens=8)
         assert past.get_seq_length() == prompt.shape[1] + 8 - 1
 
@@ -130,11 +130,11 @@ def test_a_second_turn_goes_on_in_the_same_cache() -> None:
 def test_STA_02_each_token_passes_each_layer_once(family: str, k: int) -> None:
     """Lower layers: the prompt once, then one token at a time; upper layers: drafted blocks only, in one call a step."""
     model, exit = target(family), 2
-    rounds = spec(model, X, max_new_tokens=30, assistant_early_exit=exit, num_assistant_tokens=k, **EAGER)
+    rounds = spec(model, X, max_new_tokens=30, assistant_early_exit=exit, num_assistant_tokens=k, **STEADY)
     with counted(model) as checks_only, pytest.raises(RuntimeError, match="stop here"):
-        spec(model, X, max_new_tokens=30, assistant_early_exit=exit, logits_processor=LogitsProcessorList([Stop()]), **EAGER)
+        spec(model, X, max_new_tokens=30, assistant_early_exit=exit, logits_processor=LogitsProcessorList([Stop()]), **STEADY)
     with counted(model) as widths:
-        result = spec(model, X, max_new_tokens=30, assistant_early_exit=exit, num_assistant_tokens=k, **EAGER)
+        result = spec(model, X, max_new_tokens=30, assistant_early_exit=exit, num_assistant_tokens=k, **STEADY)
     assert [s.drafted for s in result.steps] == [s.drafted for s in rounds.steps]
     before = [len(calls) - 1 for calls in checks_only]  # the check that the halves make the whole; then the prompt
     assert all(2 * n <= 8 and max(calls[:n], default=0) <= 2 for n, calls in zip(before, widths, strict=True))
@@ -170,7 +170,7 @@ def test_the_draft_is_the_first_layers_norm_and_head() -> None:
             small.load_state_dict(model.state_dict(), strict=False)
             for prompts in ([X], [X, tiny.ids(3, 12)]):
                 ids, mask = padded(prompts)
-                result = spec(model, ids, attention_mask=mask, max_new_tokens=20, assistant_early_exit=exit, **EAGER)
+                result = spec(model, ids, attention_mask=mask, max_new_tokens=20, assistant_early_exit=exit, **STEADY)
                 for row in result.rows:
                     for step in row.steps:
                         done = step.position - len(row.prompt_ids)
@@ -197,7 +197,7 @@ def test_reused_states_equal_a_clean_pass_after_rejections(family: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "Law", Watch)
         ids, mask = padded([X, tiny.ids(4, 15), tiny.ids(5, 2)])
-        result = spec(model, ids, attention_mask=mask, max_new_tokens=30, assistant_early_exit=2, **EAGER)
+        result = spec(model, ids, attention_mask=mask, max_new_tokens=30, assistant_early_exit=2, **STEADY)
     assert len(worst) > 15
     assert max(worst) < 1e-4
     assert 0 < result.num_accepted_draft_tokens < result.num_draft_tokens
@@ -233,7 +233,7 @@ def test_STA_01_nothing_is_registered_or_replaced(family: str) -> None:
         seen.append(step)
         same(before, snapshot(model))  # not even while it runs
 
-    spec(model, X, max_new_tokens=8, assistant_early_exit=1, on_step=during, **EAGER)
+    spec(model, X, max_new_tokens=8, assistant_early_exit=1, on_step=during, **STEADY)
     assert seen
     same(before, snapshot(model))
 
@@ -257,7 +257,7 @@ def test_STA_01_an_interrupt_leaves_the_model_as_it_was(call: int) -> None:
     expected, before = plain(model, X, max_new_tokens=8), snapshot(model)
     with pytest.raises(KeyboardInterrupt):
         spec(model, X, max_new_tokens=20, assistant_early_exit=2,
-             logits_processor=LogitsProcessorList([Interrupt(call)]), **EAGER)  # fmt: skip
+             logits_processor=LogitsProcessorList([Interrupt(call)]), **STEADY)  # fmt: skip
     same(before, snapshot(model))
     assert model.config.num_hidden_layers == 4
     assert plain(model, X, max_new_tokens=8) == expected
@@ -284,7 +284,7 @@ def test_STA_02_other_architectures_work_or_are_refused_by_name(name: str) -> No
     for k in (1, 4):
         try:
             result = spec(model, X, max_new_tokens=16, assistant_early_exit=1, num_assistant_tokens=k,
-                          on_step=seen.append, **EAGER)  # fmt: skip
+                          on_step=seen.append, **STEADY)  # fmt: skip
         except ValueError as refusal:
             assert name in str(refusal)  # noqa: PT017
             assert not seen
@@ -299,7 +299,7 @@ def test_STA_02_GPT_2_and_OPT_work() -> None:
         model = tiny.gpt2() if name.startswith("GPT2") else tiny._build(name, 0, **tiny._shape(64, layers=3) | OTHERS[name])
         ids, mask = padded([X, tiny.ids(3, 12)])
         for exit in (1, 2):
-            result = spec(model, ids, attention_mask=mask, max_new_tokens=20, assistant_early_exit=exit, **EAGER)
+            result = spec(model, ids, attention_mask=mask, max_new_tokens=20, assistant_early_exit=exit, **STEADY)
             assert [list(row.ids) for row in result.rows] == [plain(model, p, max_new_tokens=20) for p in (X, tiny.ids(3, 12))]
 
 
@@ -319,7 +319,7 @@ def test_layers_that_share_keys_across_the_exit_are_refused_by_name() -> None:
     worked = []
     for exit in range(1, 6):
         try:
-            result = spec(model, X, max_new_tokens=12, assistant_early_exit=exit, on_step=seen.append, **EAGER)
+            result = spec(model, X, max_new_tokens=12, assistant_early_exit=exit, on_step=seen.append, **STEADY)
         except ValueError as refusal:
             assert "Gemma4ForCausalLM" in str(refusal) and "exit layer" in str(refusal)  # noqa: PT017
         else:
@@ -333,5 +333,5 @@ def test_the_composite_class_works_too() -> None:
     model = checkpoints.gemma4_target(shared=0, composite=True)
     ids, mask = padded([X, tiny.ids(3, 12)])
     for exit in range(1, 6):
-        result = spec(model, ids, attention_mask=mask, max_new_tokens=16, assistant_early_exit=exit, **EAGER)
+        result = spec(model, ids, attention_mask=mask, max_new_tokens=16, assistant_early_exit=exit, **STEADY)
         assert [list(row.ids) for row in result.rows] == [plain(model, p, max_new_tokens=16) for p in (X, tiny.ids(3, 12))]

@@ -9,7 +9,7 @@ import pytest
 import test_sampling
 import tiny
 import torch
-from checks import EAGER, consistent, no_forward, padded, plain, spec
+from checks import STEADY, consistent, no_forward, padded, plain, spec
 from test_sampling import PROMPT, SETTINGS, VOCAB, warpers
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -115,7 +115,7 @@ def sampled(setting: str, w: float, runs: int = 3072, k: int = 4, **options: Any
         prompts = PROMPT.repeat(512, 1)
         result = specnb.generate(
             T, prompts, attention_mask=torch.ones_like(prompts), do_sample=True, max_new_tokens=4, seed=10**6 + len(texts),
-            assistant_model=D, num_assistant_tokens=k, assistant_ensemble_weight=w, **EAGER, **SETTINGS[setting], **options,
+            assistant_model=D, num_assistant_tokens=k, assistant_ensemble_weight=w, **STEADY, **SETTINGS[setting], **options,
         )  # fmt: skip
         texts += [row.ids[:3] for row in result.rows]
     return texts
@@ -160,7 +160,7 @@ def test_SMP_05_block_verification_end_to_end() -> None:
 @pytest.mark.parametrize("w", [0.5, 0.25, 0.01])
 def test_SMP_05_greedy_takes_the_argmax_of_the_mix(w: float) -> None:
     """Every drafted position; the token after the last drafted one is the target's own choice."""
-    result = spec(G_T, X, max_new_tokens=40, assistant_model=G_D, assistant_ensemble_weight=w, **EAGER)
+    result = spec(G_T, X, max_new_tokens=40, assistant_model=G_D, assistant_ensemble_weight=w, **STEADY)
     consistent(result)
     assert result.lossy
     moved = 0
@@ -179,19 +179,19 @@ def test_SMP_05_greedy_takes_the_argmax_of_the_mix(w: float) -> None:
 
 def test_SMP_05_the_smaller_the_weight_the_more_is_accepted() -> None:
     rates = [
-        spec(G_T, X, max_new_tokens=60, assistant_model=G_D, assistant_ensemble_weight=w, **EAGER).draft_acceptance_rate
+        spec(G_T, X, max_new_tokens=60, assistant_model=G_D, assistant_ensemble_weight=w, **STEADY).draft_acceptance_rate
         for w in (0.999, 0.5, 0.01)
     ]
     assert rates == sorted(rates)
     assert rates[-1] > 0.9 > 0.6 > rates[0]
-    near = spec(G_T, X, max_new_tokens=60, assistant_model=G_D, assistant_ensemble_weight=0.9999999, **EAGER)
+    near = spec(G_T, X, max_new_tokens=60, assistant_model=G_D, assistant_ensemble_weight=0.9999999, **STEADY)
     assert list(near.ids) == plain(G_T, X, max_new_tokens=60)
 
 
 def test_rows_are_their_single_runs() -> None:
     prompts = [X, tiny.ids(1, 3), tiny.ids(2, 12)]
     ids, mask = padded(prompts)
-    how = {"assistant_model": G_D, "assistant_ensemble_weight": 0.5, "max_new_tokens": 20, **EAGER}
+    how = {"assistant_model": G_D, "assistant_ensemble_weight": 0.5, "max_new_tokens": 20, **STEADY}
     many = spec(G_T, ids, attention_mask=mask, **how)
     assert [row.ids for row in many.rows] == [spec(G_T, prompt, **how).ids for prompt in prompts]
 
@@ -200,7 +200,7 @@ def test_rows_are_their_single_runs() -> None:
 def test_SMP_05_the_result_says_that_it_is_lossy() -> None:
     for sample in (False, True):
         result = specnb.generate(G_T, X, do_sample=sample, seed=1, max_new_tokens=20, assistant_model=G_D,
-                                 assistant_ensemble_weight=0.5, **EAGER)  # fmt: skip
+                                 assistant_ensemble_weight=0.5, **STEADY)  # fmt: skip
         assert result.lossy
         assert result.options["assistant_ensemble_weight"] == 0.5
         again = specnb.GenerationResult.from_json(result.to_json())
@@ -211,14 +211,14 @@ def test_SMP_05_the_result_says_that_it_is_lossy() -> None:
             assert min(len(step.emitted), len(step.drafted)) <= len(step.distances) <= len(step.drafted)
             assert all(0 <= d <= 0.5 for d in step.distances)  # (1 - w) TV(p, q)
         assert all(step.distances is None for step in result.steps if not step.drafted)
-    exact = spec(G_T, X, max_new_tokens=20, assistant_model=G_D, **EAGER)
+    exact = spec(G_T, X, max_new_tokens=20, assistant_model=G_D, **STEADY)
     assert not exact.lossy
     assert all(step.distances is None for step in exact.steps)
 
 
 def test_distances_of_a_run_are_those_of_clean_passes() -> None:
     w = 0.3
-    result = spec(G_T, X, max_new_tokens=30, assistant_model=G_D, assistant_ensemble_weight=w, **EAGER)
+    result = spec(G_T, X, max_new_tokens=30, assistant_model=G_D, assistant_ensemble_weight=w, **STEADY)
     for step in result.steps:
         text = torch.tensor([[*X[0].tolist(), *result.ids[: step.position - 7], *step.drafted]])
         with torch.no_grad():
@@ -248,7 +248,7 @@ def test_SMP_05_greedy_between_tokenizers_has_a_law_or_is_refused() -> None:
     one, two = tiny.byte_tokenizer(), tiny.sp_tokenizer()
     target, draft = tiny.llama(vocab=len(one), layers=2), tiny.llama(vocab=len(two), layers=2, seed=3)
     prompt = one("the quick brown", return_tensors="pt")["input_ids"]
-    how = {"assistant_model": draft, "tokenizer": one, "assistant_tokenizer": two, "max_new_tokens": 20, **EAGER}
+    how = {"assistant_model": draft, "tokenizer": one, "assistant_tokenizer": two, "max_new_tokens": 20, **STEADY}
     result = spec(target, prompt, assistant_ensemble_weight=0.05, **how)
     assert result.lossy
     assert list(result.ids) != plain(target, prompt, max_new_tokens=20)
@@ -269,9 +269,9 @@ def others() -> list[tuple[PreTrainedModel, dict[str, Any]]]:
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["early exit", "MTP", "Gemma 4"])
 def test_every_drafter_with_a_law_can_be_mixed(which: int) -> None:
     model, how = others()[which]
-    sure = spec(model, X, max_new_tokens=30, assistant_ensemble_weight=1e-4, **how, **EAGER)
-    even = spec(model, X, max_new_tokens=30, assistant_ensemble_weight=0.999999, **how, **EAGER)
+    sure = spec(model, X, max_new_tokens=30, assistant_ensemble_weight=1e-4, **how, **STEADY)
+    even = spec(model, X, max_new_tokens=30, assistant_ensemble_weight=0.999999, **how, **STEADY)
     assert sure.draft_acceptance_rate > 0.8
     assert list(even.ids) == plain(model, X, max_new_tokens=30)
-    sampled = specnb.generate(model, X, do_sample=True, seed=1, max_new_tokens=20, assistant_ensemble_weight=0.5, **how, **EAGER)
+    sampled = specnb.generate(model, X, do_sample=True, seed=1, max_new_tokens=20, assistant_ensemble_weight=0.5, **how, **STEADY)
     assert sampled.lossy and len(sampled.ids) == 20

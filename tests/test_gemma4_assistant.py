@@ -12,7 +12,7 @@ import tiny
 import torch
 import transformers
 from checkpoints import GEMMA_WINDOW, VOCAB, gemma4_drafter, gemma4_target
-from checks import EAGER, configs, consistent, no_forward, padded, plain, spec
+from checks import STEADY, configs, consistent, no_forward, padded, plain, spec
 from test_mtp import drafting
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -79,7 +79,7 @@ def test_greedy_equals_plain(name: str, ordered: bool) -> None:
     ids, mask = padded(PROMPTS)
     accepted = drafted = 0
     for k in (1, 3, 8, 16):
-        how: dict[str, Any] = {"assistant_model": assistant, "num_assistant_tokens": k, **EAGER}
+        how: dict[str, Any] = {"assistant_model": assistant, "num_assistant_tokens": k, **STEADY}
         if k == 3:
             how |= {"prefill_chunk_size": 4, "num_assistant_tokens_schedule": "heuristic"}
         if k == 8:
@@ -91,21 +91,21 @@ def test_greedy_equals_plain(name: str, ordered: bool) -> None:
         result = spec(model, ids, attention_mask=mask, **options, **how)
         assert [list(row.ids) for row in result.rows] == expected, k
         accepted, drafted = accepted + result.num_accepted_draft_tokens, drafted + result.num_draft_tokens
-    assert accepted > 10
-    assert drafted - accepted > 10
+    assert accepted > 5
+    assert drafted - accepted > 5
 
 
 def test_options_and_attentions() -> None:
     model, assistant = target(), drafter()
     for options in ({"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 2}, {"suppress_tokens": [3, 46, 23]}):
         expected = plain(model, X, max_new_tokens=24, **options)
-        assert list(spec(model, X, max_new_tokens=24, assistant_model=assistant, **options, **EAGER).ids) == expected
+        assert list(spec(model, X, max_new_tokens=24, assistant_model=assistant, **options, **STEADY).ids) == expected
     eager = gemma4_target()
     eager.set_attn_implementation("eager")
     small = gemma4_drafter(eager)
     small.set_attn_implementation("eager")
     with drafting() as drafts:
-        result = spec(eager, X, max_new_tokens=24, assistant_model=small, **EAGER)
+        result = spec(eager, X, max_new_tokens=24, assistant_model=small, **STEADY)
     assert list(result.ids) == plain(eager, X, max_new_tokens=24)
     check(drafts, eager, small)
 
@@ -121,7 +121,7 @@ def test_drafts_equal_those_of_a_clean_pass(name: str, ordered: bool) -> None:
         for k in (1, 4):
             with drafting() as drafts:
                 result = spec(model, prompt, max_new_tokens=40, assistant_model=assistant, num_assistant_tokens=k,
-                              prefill_chunk_size=6, **EAGER)  # fmt: skip
+                              prefill_chunk_size=6, **STEADY)  # fmt: skip
             assert len(drafts) == sum(bool(step.drafted) for step in result.steps)
             check(drafts, model, assistant)
             lengths |= {len(ids) for ids, _, _ in drafts}
@@ -142,7 +142,7 @@ def test_drafts_of_rows_equal_those_of_a_clean_pass() -> None:
             ids, mask = padded(prompts)
             with drafting() as drafts:
                 result = spec(model, ids, attention_mask=mask, max_new_tokens=30, eos_token_id=eos, assistant_model=assistant,
-                              num_assistant_tokens=3, **EAGER)  # fmt: skip
+                              num_assistant_tokens=3, **STEADY)  # fmt: skip
             check(drafts, model, assistant)
             ends = sorted(len(row.ids) for row in result.rows)
             assert ends[0] < ends[-1]
@@ -171,13 +171,13 @@ def test_the_length_comes_from_the_call() -> None:
     assistant.generation_config.num_assistant_tokens = 7
     assistant.generation_config.num_assistant_tokens_schedule = "heuristic"
     for k in (1, 2, 5):
-        result = spec(model, X, max_new_tokens=30, assistant_model=assistant, num_assistant_tokens=k, **EAGER)
+        result = spec(model, X, max_new_tokens=30, assistant_model=assistant, num_assistant_tokens=k, **STEADY)
         assert max(len(step.drafted) for step in result.steps) == k
         assert result.options["num_assistant_tokens"] == k
 
 
 def test_schedules_apply() -> None:
-    how = {"assistant_model": drafter(), "num_assistant_tokens": 3, **EAGER}
+    how = {"assistant_model": drafter(), "num_assistant_tokens": 3, "assistant_confidence_threshold": 0}
     result = spec(target(), X, max_new_tokens=60, num_assistant_tokens_schedule="heuristic", **how)
     k, left = 3, 0
     for step in result.steps[1:]:
@@ -195,7 +195,7 @@ def test_the_confidence_threshold_applies() -> None:
     for threshold in (0, 0.2, 0.5, 1):
         with drafting() as drafts:
             result = spec(target(), X, max_new_tokens=40, assistant_model=drafter(), num_assistant_tokens=6,
-                          assistant_confidence_threshold=threshold)  # fmt: skip
+                          num_assistant_tokens_schedule="constant", assistant_confidence_threshold=threshold)  # fmt: skip
         drafted.append(result.num_draft_tokens / len(drafts))
         for _, tokens, logits in drafts:
             sure = logits.softmax(-1)[torch.arange(len(tokens)), torch.tensor(tokens)]
@@ -222,7 +222,7 @@ def test_the_target_runs_over_new_tokens_only(name: str) -> None:
     """The prompt once, then each block once; the drafter needs no pass of the target of its own."""
     model = target(name)
     with widths(model) as seen:
-        result = spec(model, PROMPTS[1], max_new_tokens=30, assistant_model=drafter(False, name), **EAGER)
+        result = spec(model, PROMPTS[1], max_new_tokens=30, assistant_model=drafter(False, name), **STEADY)
     assert seen == [21, *(len(step.drafted) + 1 for step in result.steps[1:])]
     assert result.target_passes == len(result.steps)
 
@@ -233,8 +233,8 @@ def test_nothing_is_changed_in_either_model() -> None:
     before = configs(model, assistant)
     weights = [{name: value.clone() for name, value in m.state_dict().items()} for m in (model, assistant)]
     modules = [[id(module) for module in m.modules()] for m in (model, assistant)]
-    spec(model, X, max_new_tokens=20, assistant_model=assistant, **EAGER)
-    specnb.generate(model, X, do_sample=True, seed=1, max_new_tokens=20, assistant_model=assistant, **EAGER)
+    spec(model, X, max_new_tokens=20, assistant_model=assistant, **STEADY)
+    specnb.generate(model, X, do_sample=True, seed=1, max_new_tokens=20, assistant_model=assistant, **STEADY)
     assert configs(model, assistant) == before
     assert modules == [[id(module) for module in m.modules()] for m in (model, assistant)]
     for m, old in zip((model, assistant), weights, strict=True):
@@ -249,7 +249,7 @@ def test_the_composite_class_with_token_types_of_the_processor() -> None:
     types = {"mm_token_type_ids": torch.zeros_like(X)}
     expected = plain(model, X, max_new_tokens=20)
     assert plain(model, X, max_new_tokens=20, **types) == expected
-    assert list(spec(model, X, max_new_tokens=20, assistant_model=assistant, **types, **EAGER).ids) == expected
+    assert list(spec(model, X, max_new_tokens=20, assistant_model=assistant, **types, **STEADY).ids) == expected
 
 
 def test_a_filled_cache_is_continued() -> None:
@@ -261,7 +261,7 @@ def test_a_filled_cache_is_continued() -> None:
     one = spec(model, X, max_new_tokens=12, **{cache_name(model): past})
     prompt = torch.cat([one.sequences, tiny.ids(9, 3)], 1)
     with drafting() as drafts:
-        two = spec(model, prompt, max_new_tokens=16, assistant_model=assistant, **{cache_name(model): past}, **EAGER)
+        two = spec(model, prompt, max_new_tokens=16, assistant_model=assistant, **{cache_name(model): past}, **STEADY)
     assert list(two.ids) == plain(model, prompt, max_new_tokens=16)
     check(drafts, model, assistant)
 
@@ -312,14 +312,14 @@ def test_a_target_without_one_kind_of_layer_is_refused() -> None:
 # ---------------------------------------------------------------- transformers' own ways in
 def test_bound_and_through_generate() -> None:
     model, assistant = target(), drafter()
-    decoder = specnb.decoder(assistant_model=assistant, num_assistant_tokens=3, **EAGER)
+    decoder = specnb.decoder(assistant_model=assistant, num_assistant_tokens=3, **STEADY)
     ids, mask = padded(PROMPTS)
     out = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=20, custom_generate=decoder)
     assert out[:, 21:].tolist() == [plain(model, prompt, max_new_tokens=20) for prompt in PROMPTS]
     assert decoder.result is not None
     assert decoder.result.method == "gemma4_assistant"
     assert max(len(step.drafted) for step in decoder.result.steps) == 3
-    named = spec(model, X, max_new_tokens=20, method="gemma4_assistant", assistant_model=assistant, **EAGER)
+    named = spec(model, X, max_new_tokens=20, method="gemma4_assistant", assistant_model=assistant, **STEADY)
     assert list(named.ids) == plain(model, X, max_new_tokens=20)
     with no_forward(model, assistant), pytest.raises(ValueError, match="draft_model"):
         spec(model, X, max_new_tokens=4, method="draft_model", assistant_model=assistant)
@@ -336,5 +336,5 @@ def test_the_unified_classes_work_alike() -> None:
     )
     assistant = transformers.Gemma4UnifiedAssistantForCausalLM(config).float().eval()
     assert is_gemma4_assistant(assistant)
-    result = spec(target(), X, max_new_tokens=20, assistant_model=assistant, **EAGER)
+    result = spec(target(), X, max_new_tokens=20, assistant_model=assistant, **STEADY)
     assert list(result.ids) == plain(target(), X, max_new_tokens=20)

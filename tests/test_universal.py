@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from checks import EAGER, configs, consistent, no_forward, padded, plain, spec, watched
+from checks import STEADY, configs, consistent, no_forward, padded, plain, spec, watched
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, pipeline
@@ -68,7 +68,7 @@ def models(pair: str) -> tuple[PreTrainedModel, PreTrainedModel]:
 
 def given(pair: str) -> dict[str, Any]:
     one, two = PAIRS[pair]
-    return {"assistant_model": models(pair)[1], "tokenizer": one, "assistant_tokenizer": two, **EAGER}
+    return {"assistant_model": models(pair)[1], "tokenizer": one, "assistant_tokenizer": two, **STEADY}
 
 
 def prompt_of(pair: str, text: str) -> Tensor:
@@ -151,7 +151,7 @@ def test_a_draft_that_writes_the_same_text_is_accepted_in_full() -> None:
         draft.model.embed_tokens.weight.copy_(target.model.embed_tokens.weight[order])
         draft.lm_head.weight.copy_(target.lm_head.weight[order])
     prompt = one("w1 w2 w3", return_tensors="pt")["input_ids"]
-    how = {"assistant_model": draft, "tokenizer": one, "assistant_tokenizer": two, **EAGER}
+    how = {"assistant_model": draft, "tokenizer": one, "assistant_tokenizer": two, **STEADY}
     expected = plain(target, prompt, max_new_tokens=30)
     result = spec(target, prompt, max_new_tokens=30, **how)
     assert list(result.ids) == expected
@@ -277,7 +277,7 @@ def test_SMP_04_q_is_the_one_computed_by_hand(order: int | None, monkeypatch: py
 
     monkeypatch.setattr(Growing, "add", record)
     result = specnb.generate(W_T, W_X, attention_mask=torch.ones_like(W_X), do_sample=True, top_k=0, seed=3,
-                             max_new_tokens=30, assistant_model=W_D, tokenizer=one, assistant_tokenizer=two, **EAGER)  # fmt: skip
+                             max_new_tokens=30, assistant_model=W_D, tokenizer=one, assistant_tokenizer=two, **STEADY)  # fmt: skip
     assert result.method == "universal"
     assert len(seen) > 30
     for ids, law, tokens in seen:
@@ -364,7 +364,7 @@ def test_equal_tokenizers_take_the_plain_path_whatever_the_sizes() -> None:
         prompt = BYTE("the quick", return_tensors="pt")["input_ids"]
         target = models("byte to SP")[0]
         result = spec(target, prompt, max_new_tokens=12, assistant_model=draft, tokenizer=BYTE,
-                      assistant_tokenizer=tiny.byte_tokenizer(330), **EAGER)  # fmt: skip
+                      assistant_tokenizer=tiny.byte_tokenizer(330), **STEADY)  # fmt: skip
         assert result.method == "draft_model"
 
 
@@ -373,7 +373,7 @@ def test_models_smaller_or_larger_than_their_tokenizers() -> None:
     for of_target, of_draft in ((len(BYTE) - 30, len(SP) - 60), (len(BYTE) + 30, len(SP) + 60)):
         target, draft = tiny.llama(vocab=of_target, layers=2), tiny.llama(vocab=of_draft, layers=2, seed=3)
         prompt = torch.tensor([[40, 50, 60, 70, 80]])
-        how = {"assistant_model": draft, "tokenizer": BYTE, "assistant_tokenizer": SP, **EAGER}
+        how = {"assistant_model": draft, "tokenizer": BYTE, "assistant_tokenizer": SP, **STEADY}
         with watched(draft) as calls:
             assert list(spec(target, prompt, max_new_tokens=40, **how).ids) == plain(target, prompt, max_new_tokens=40)
             sampled = specnb.generate(target, prompt, do_sample=True, top_k=0, temperature=2.0, seed=1, max_new_tokens=40, **how)
@@ -386,7 +386,7 @@ def test_the_context_of_the_draft_is_respected() -> None:
     target = tiny.llama(vocab=len(BYTE), layers=2)
     for draft in (tiny.gpt2(vocab=len(SP), positions=40), tiny.llama(vocab=len(SP), positions=40)):
         prompt = BYTE("the quick brown fox jumps over the lazy dog", return_tensors="pt")["input_ids"]
-        how = {"assistant_model": draft, "tokenizer": BYTE, "assistant_tokenizer": SP, **EAGER}
+        how = {"assistant_model": draft, "tokenizer": BYTE, "assistant_tokenizer": SP, **STEADY}
         for sample in (False, True):
             with watched(draft) as calls:
                 result = specnb.generate(target, prompt, attention_mask=torch.ones_like(prompt), do_sample=sample, seed=1,

@@ -141,7 +141,8 @@ def with_defaults(method: Method, model: PreTrainedModel, sample: bool) -> Metho
     if method.options.get("num_assistant_tokens_schedule", "") is None:
         drawn = sample and method.name != "prompt_lookup"
         lossy = method.options.get("assistant_ensemble_weight") is not None
-        fixed = method.given.get("num_assistant_tokens") is not None or drawn or lossy
+        given = options.get("num_assistant_tokens") is not None  # one per MTP layer counts as given
+        fixed = given or drawn or lossy
         options["num_assistant_tokens_schedule"] = "constant" if fixed else "adaptive"
     return Method(method.name, **options)
 

@@ -30,7 +30,9 @@ def load_mtp(model: PreTrainedModel) -> MtpModel:
             model is quantised or offloaded; the message names the checkpoint, the tensors and what to do.
     """
     if model in _LOADED:
-        return _LOADED[model]
+        mtp = _LOADED[model]
+        mtp.layers.to(_last_device(model), model.dtype)  # the model may have been moved since
+        return mtp
     name, where = type(model).__name__, model.config.name_or_path
     if not num_mtp_layers(model):
         raise ValueError(

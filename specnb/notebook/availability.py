@@ -25,7 +25,9 @@ def available_methods(pair: Any) -> dict[str, str | None]:
     if not num_mtp_layers(pair.target):
         reasons["mtp_layers"] = "the target's checkpoint has no multi-token-prediction layers"
     elif not pair.target.config.name_or_path:
-        reasons["mtp_layers"] = "the target was not loaded from a checkpoint that its prediction layers could be read from"
+        reasons["mtp_layers"] = (
+            "the target was not loaded from a checkpoint that its prediction layers could be read from"
+        )
     fitting, why = None, _NO_DRAFT
     try:
         fitting = drafters.method_for(pair.target, pair.assistant, pair.tokenizer, pair.assistant_tokenizer)

@@ -64,7 +64,9 @@ class SpecMagics(Magics):
     def complete_line(self, _shell: Any, event: Any) -> list[str]:
         """Complete options and their values."""
         magic = event.line.lstrip().lstrip("%")
-        parser = _SPECLOAD if magic.startswith("specload") else _SPECPANEL if magic.startswith("specpanel") else _SPECGEN
+        parser = (
+            _SPECLOAD if magic.startswith("specload") else _SPECPANEL if magic.startswith("specpanel") else _SPECGEN
+        )
         return complete(parser, event.text_until_cursor, event.symbol, self.session.pairs)
 
     # ---- magics
@@ -148,16 +150,16 @@ class SpecMagics(Magics):
                 if view:
                     view.fail()
                 raise Interrupted("nothing was generated yet.") from interrupt
-            self._keep(partial, view, output)
+            self._keep(partial, pair, view, output)
             raise Interrupted(f"{partial.num_emitted_tokens} tokens so far, kept in {output or LAST}.") from interrupt
         except BaseException:
             if view:
                 view.fail()
             raise
-        self._keep(result, view, output)
+        self._keep(result, pair, view, output)
 
-    def _keep(self, result: Any, view: View | None, output: str | None) -> None:
-        self.session.keep(result)
+    def _keep(self, result: Any, pair: Any, view: View | None, output: str | None) -> None:
+        self.session.keep(result, pair)
         for name in (LAST, output):
             if name:
                 self.shell.user_ns[name] = result

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import ipywidgets as widgets
 from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle
 
-from specnb.models.registry import REGISTERED
+from specnb.notebook.magics import LAST
 from specnb.notebook.panel_code import magic_code, python_code
 from specnb.notebook.panel_compare import CompareForm, comparison_html
-from specnb.notebook.panel_controls import labelled, note
+from specnb.notebook.panel_controls import note
 from specnb.notebook.panel_form import Form
-from specnb.notebook.panel_view import LiveText, RunView, probabilities
-from specnb.notebook.panel_worker import Worker, no_bars
+from specnb.notebook.panel_load import LoadForm, load
+from specnb.notebook.panel_view import LiveText, RunView, pictures, probabilities
+from specnb.notebook.panel_worker import Worker
 from specnb.notebook.session import Session
 from specnb.text import prompt_inputs
 from specnb.trace import GenerationResult
 from specnb.views.html import result_view
 from specnb.views.text import marked_text
 
-_TABS = ("Text", "Steps", "Pictures", "Compare", "As code", "Load a model")
+_TABS = ("Text", "Steps", "Plots", "Compare", "Code", "Load")
 _LIVE = "specnb-live"
 # Results are also stored as static HTML, which shows when the notebook is opened without a kernel. While the panel itself is
 # in the same cell's output that copy is hidden.
@@ -58,38 +58,39 @@ class Panel:
         self.results: list[GenerationResult] = []
         self.comparison: Any = None
         self.error: BaseException | None = None
-        self._request: Any = None
+        self._drawn: GenerationResult | None = None
         self._saved: DisplayHandle | None = None
         self._worker = Worker(self._busy, self._failed, thread)
-        self._aside = Worker(lambda _: None, lambda _: None, thread)
+        self._aside = Worker(lambda _: None, self._failed, thread)
         self._form = Form(self.session, self._edited, method)
         self._view = RunView()
         self._compare = CompareForm(self._form)
         self._build()
         self.session.listeners.append(self._follow)
+        self._follow()
         self._edited()
 
     def _build(self) -> None:
         button = widgets.Button
         self._run = button(description="Run", icon="play", button_style="primary", tooltip="Generate from the prompt")
-        self._stop = button(description="Stop", icon="stop", disabled=True, tooltip="End within one step; the text stays")
+        self._stop = button(
+            description="Stop", icon="stop", disabled=True, tooltip="End within one step; the text stays"
+        )
         self._python, self._magic = (
-            widgets.Textarea(rows=9, description=label, layout=widgets.Layout(width="auto"), style={"description_width": "5rem"})
+            widgets.Textarea(
+                rows=9, description=label, layout=widgets.Layout(width="auto"), style={"description_width": "5rem"}
+            )
             for label in ("Python", "Magic")
         )
-        names = list(REGISTERED)
-        self._name = labelled(widgets.Combobox, "Name, folder or hub id", options=names, placeholder=names[0])
-        self._draft = labelled(widgets.Combobox, "Draft model (may stay empty)", options=names, placeholder="a name, or a number of layers")  # fmt: skip
-        self._load = button(description="Load", icon="download", tooltip="Load the model and make it the current one")
-        load = widgets.VBox([self._name, self._draft, note("The first time a model is fetched, which can take minutes."), self._load])  # fmt: skip
+        self._load = LoadForm()
         view = self._view
         pages = [widgets.VBox([view.rejected, view.text]), view.steps_box, view.pictures, self._compare.box,
-                 widgets.VBox([note("Select all and copy."), self._python, self._magic]), load]  # fmt: skip
+                 widgets.VBox([note("Select all and copy."), self._python, self._magic]), self._load.box]  # fmt: skip
         self._tabs = widgets.Tab(pages)
         for i, title in enumerate(_TABS):
             self._tabs.set_title(i, title)
         if not self.session.pairs:
-            self._tabs.selected_index = _TABS.index("Load a model")
+            self._tabs.selected_index = _TABS.index("Load")
         row = widgets.Layout(flex_flow="row wrap", align_items="center")
         self.widget = widgets.VBox([widgets.HTML(_STYLE + f'<span class="{_LIVE}"></span>'), self._form.box,
                                     widgets.HBox([self._run, self._stop, view.bar, view.status], layout=row), view.error,
@@ -97,7 +98,7 @@ class Panel:
         self.widget.add_class("specnb-panel")
         self._run.on_click(lambda _: self.run())
         self._stop.on_click(lambda _: self.stop())
-        self._load.on_click(lambda _: self.load(self._name.value, self._draft.value))
+        self._load.button.on_click(lambda _: self.load(self._load.name.value, self._load.draft.value))
         self._compare.button.on_click(lambda _: self.compare())
         self._tabs.observe(lambda _: self._extras(), "selected_index")
         view.step.observe(lambda _: self._extras(), "value")
@@ -122,7 +123,9 @@ class Panel:
         """Set what the widgets show: the method, the prompt, options by name."""
         if method is not None:
             if method not in self._form.available:
-                raise ValueError(f"{method!r} cannot run here: {self._form.reasons.get(method, 'there is no such method')}.")
+                raise ValueError(
+                    f"{method!r} cannot run here: {self._form.reasons.get(method, 'there is no such method')}."
+                )
             self._form.method.value = method
         if prompt is not None:
             self._form.prompt.value = prompt
@@ -140,9 +143,9 @@ class Panel:
         """Load a model, as the Load button does; otherwise as `run`."""
 
         def job(cancel: threading.Event) -> None:
-            if not name:
-                raise ValueError("give the name of a model, a folder or a hub id.")
-            self._load_pair(name, assistant)
+            pair = load(self.session, name, assistant, self._view.progress)
+            self._view.progress(1, f"loaded: {pair!r}")
+            self._tabs.selected_index = 0
 
         return self._start(job, f"loading {name} ...", wait)
 
@@ -178,21 +181,22 @@ class Panel:
     def _generate(self, cancel: threading.Event) -> None:
         import specnb
 
-        request = self._request = self._form.request()
+        request = self._form.request()
         pair = self._form.pair
         inputs = prompt_inputs(pair.tokenizer, request.prompt, chat=request.chat, system=request.system, device=pair.target.device)  # fmt: skip
         live = LiveText(pair.tokenizer, self._view, request.options["max_new_tokens"])
-        self._tabs.selected_index = min(self._tabs.selected_index or 0, _TABS.index("Pictures")) if self._tabs.selected_index in (0, 1, 2) else 0  # fmt: skip
+        if _TABS[self._tabs.selected_index or 0] not in ("Text", "Steps", "Plots"):
+            self._tabs.selected_index = 0
         try:
             result = specnb.generate(pair, **inputs, **request.arguments, on_step=live.step, cancel=cancel)
         except BaseException as error:
             partial = getattr(error, "partial_result", None)
             if partial is not None and partial.num_emitted_tokens:
-                self._keep(partial)
+                self._keep(partial, pair)
             else:
                 live.fail()
             raise
-        self._keep(result)
+        self._keep(result, pair)
 
     def _measure(self, cancel: threading.Event) -> None:
         from specnb.bench import compare
@@ -211,39 +215,20 @@ class Panel:
             self.comparison = found
             self._save(self._compare.output.value, str(found))
 
-    def _load_pair(self, name: str, assistant: str) -> None:
-        options: dict[str, Any] = {}
-        if assistant:
-            options["assistant"] = int(assistant) if assistant.isdecimal() else assistant
-        began, done = time.monotonic(), threading.Event()
-
-        def tick() -> None:
-            while not done.wait(1):
-                self._view.progress(0, f"loading {name} ... {time.monotonic() - began:.0f} s")
-
-        threading.Thread(target=tick, daemon=True).start()
-        try:
-            with no_bars():
-                pair = self.session.load(name, **options)
-        finally:
-            done.set()
-        self._view.progress(1, f"loaded: {pair!r}")
-        self._tabs.selected_index = 0
-
-    def _keep(self, result: GenerationResult) -> None:
-        self.session.keep(result)  # which shows it, here and in other panels
+    def _keep(self, result: GenerationResult, pair: Any) -> None:
+        self.session.keep(result, pair)  # which shows it, here and in other panels
         if self._shell is not None:
-            self._shell.user_ns["_specgen"] = result
+            self._shell.user_ns[LAST] = result
         self._save(result_view(result), marked_text(result))
         self._code()
 
     # ---- showing
     def _busy(self, busy: bool) -> None:
-        for button in (self._run, self._load, self._compare.button):
+        for button in (self._run, self._load.button, self._compare.button):
             button.disabled = busy
         self._stop.disabled = not busy
         if not busy:
-            self._extras()
+            self._extras(finished=True)
 
     def _failed(self, error: BaseException) -> None:
         self.error = error
@@ -274,26 +259,23 @@ class Panel:
         self._python.value = python_code(request, self.session.given(request.model))
         self._magic.value = magic_code(request)
 
-    def _extras(self) -> None:
-        """Draw the pictures, or ask for a step's probabilities, when their tab is open; aside, so that no action waits."""
-        tab, result = _TABS[self._tabs.selected_index or 0], self.result
-        if result is None or self.busy:
-            return
-        if tab == "Pictures":
-            self._aside.start(lambda _: self._draw(result))
-        elif tab == "Steps" and result.steps:
-            self._aside.start(lambda _: self._ask(result))
+    def _extras(self, finished: bool = False) -> None:
+        """What an open tab needs beyond the result is worked out aside, so that no action waits for it."""
+        if self.result is not None and (finished or not self.busy):
+            self._aside.start(self._work_out)
 
-    def _draw(self, result: GenerationResult) -> None:
-        from specnb.views.plots import KINDS
-
-        self._view.pictures.value = "".join(draw(result).html() for draw in KINDS.values())
-
-    def _ask(self, result: GenerationResult) -> None:
-        shown = None
-        while shown != self._view.step.value:  # another step may be picked meanwhile
-            shown = self._view.step.value
-            self._view.show_step(probabilities(self._form.pair, result, shown - 1))
+    def _work_out(self, cancel: threading.Event) -> None:
+        """Draw the pictures, or ask for a step's probabilities, until what is shown has not changed meanwhile."""
+        done = None
+        while done != (wanted := (self._tabs.selected_index, self._view.step.value, id(self.result))):
+            done, result = wanted, self.result
+            tab, step = _TABS[wanted[0] or 0], wanted[1]
+            if tab == "Plots" and result is not None and self._drawn is not result:
+                self._view.pictures.value = pictures(result)
+                self._drawn = result
+            elif tab == "Steps" and result is not None and result.steps:
+                pair = self.session.last_pair if result is self.session.last else self._form.pair
+                self._view.show_step(probabilities(pair, result, step - 1))
 
     def _save(self, html: str, text: str) -> None:
         """Store the static form in the notebook, under the panel."""
@@ -308,8 +290,11 @@ class Panel:
             shown = result_view(self.result) if self.result is not None else ""
             self._saved.display({"text/html": f'<div class="specnb-saved">{shown}</div>', "text/plain": text}, raw=True)
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
-        return {"application/vnd.jupyter.widget-view+json": view, "text/html": f"<small>{_CLOSED}</small>", "text/plain": text}
+        return {
+            "application/vnd.jupyter.widget-view+json": view,
+            "text/html": f"<small>{_CLOSED}</small>",
+            "text/plain": text,
+        }
 
     def __repr__(self) -> str:
         return f"Panel({', '.join(self.session.pairs) or 'no model loaded'})"
-

@@ -46,7 +46,8 @@ class CompareForm:
         if list(self.option.options) != own:
             before = self.option.value
             self.option.options = own
-            self.option.value = before if before in own else next(iter(own), None)  # ipywidgets 8 chooses none by itself
+            # ipywidgets 8 chooses none by itself
+            self.option.value = before if before in own else next(iter(own), None)
         self._show()
 
     def runs(self) -> list[dict[str, Any]]:
@@ -112,10 +113,14 @@ def _read(option: Option, word: str) -> Any:
 def comparison_html(comparison: Any) -> str:
     """A comparison's table and its picture."""
     if not comparison.rows:
-        return '<div class="specnb"><small>Stopped before the first round was complete: nothing to compare.</small></div>'
+        return (
+            '<div class="specnb"><small>Stopped before the first round was complete: nothing to compare.</small></div>'
+        )
     on = comparison.environment
     facts: Sequence[str] = (
         f"repeats: {comparison.repeats}", f"{on['model']}, {on['dtype']}", str(on["device"]), f"threads: {on['threads']}"
     )  # fmt: skip
     small = f'<div class="specnb"><small>{escape(" · ".join(facts))}</small></div>'
-    return comparison._repr_html_() + small + str(comparison.plot().html())
+    return f'<div style="overflow-x:auto;contain:inline-size">{comparison._repr_html_()}</div>{small}' + str(
+        comparison.plot().html()
+    )

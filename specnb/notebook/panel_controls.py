@@ -12,18 +12,20 @@ from specnb.notebook.arguments import unescape
 from specnb.options import Option
 
 _UNSET = "not set"
-_LABEL = "15.5rem"  # as wide as the longest option name
-_WIDE = {"width": "36rem", "max_width": "calc(100% - 4px)", "flex_flow": "row wrap"}
+_LABEL = "min(15.5rem, 45%)"  # as wide as the longest option name
+_WIDE = {"width": "36rem", "max_width": "calc(100% - 4px)"}
 
 
 def labelled(kind: Any, label: str, width: str = _LABEL, **traits: Any) -> Any:
-    """A widget whose label is as wide as its neighbours' and moves above it where the place is narrow."""
+    """A widget whose label is as wide as its neighbours', and narrower where there is little room."""
     return kind(description=label, style={"description_width": width}, layout=widgets.Layout(**_WIDE), **traits)
 
 
 def note(text: str, indent: str = "0") -> Any:
     """A line of small print, indented where there is room."""
-    return widgets.HTML(f'<div class="specnb" style="padding-left:min({indent},33%)"><small>{escape(text)}</small></div>')
+    return widgets.HTML(
+        f'<div class="specnb" style="padding-left:min({indent},40%)"><small>{escape(text)}</small></div>'
+    )
 
 
 class Control:
@@ -48,9 +50,11 @@ class Control:
     def _build(self, high: float | None) -> Any:
         option, start = self.option, self.start
         if option.choices or (option.type is bool and start is None):
-            entries = [(name, name) for name in option.choices] or [("on", True), ("off", False)]
-            unset = [(_UNSET, None)] if start is None else []
-            return labelled(widgets.Dropdown, option.name, options=[*unset, *entries], value=start)
+            entries: list[tuple[str, Any]] = [(name, name) for name in option.choices] or [("on", True), ("off", False)]
+            unset = [(_UNSET, "")] if start is None else []  # None as a value would show as an empty field
+            return labelled(
+                widgets.Dropdown, option.name, options=[*unset, *entries], value="" if start is None else start
+            )
         if option.type is bool:
             return labelled(widgets.Checkbox, option.name, value=start)
         if option.type is str:
@@ -67,11 +71,15 @@ class Control:
         value = start if start is not None else min(max(_USUAL.get(option.name, low), low), top)
         kind = widgets.IntSlider if whole else widgets.FloatSlider
         # a drag sends its last value only
-        more = {"continuous_update": False, "step": 1 if whole else 0.05, "readout_format": "d" if whole else ".2f"}
+        more: dict[str, Any] = {
+            "continuous_update": False,
+            "step": 1 if whole else 0.05,
+            "readout_format": "d" if whole else ".2f",
+        }
         return labelled(kind, option.name, value=value, min=min(low, value), max=top, **more)
 
     def _help(self) -> str:
-        if self.always or self.option.type is str and not self.option.choices:
+        if self.always or (self.option.type is str and not self.option.choices):
             return self.option.help
         return f"{self.option.help} (default: {_UNSET if self.start is None else self.start})"
 
@@ -82,7 +90,9 @@ class Control:
         """What to give for the option, checked; None for nothing. Raises ValueError where it is not allowed."""
         if self._switch is not None and not self._switch.value:
             return None
-        value = self._widget.value
+        value = None if self._widget.value == "" else self._widget.value
+        if value is None:
+            return None
         if self.option.type is str and not self.option.choices:
             lines = [unescape(line) for line in value.split("\n") if line] if self.option.many else value
             return self.option.check(lines) if lines else None

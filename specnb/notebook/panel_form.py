@@ -40,13 +40,17 @@ class Form:
             placeholder="system message (may stay empty)", description="System", style={"description_width": "4rem"},
             layout=widgets.Layout(width="auto"), continuous_update=False,
         )  # fmt: skip
-        self.reset = widgets.Button(description="Reset options", icon="undo", tooltip="All options back to their defaults")
+        self.reset = widgets.Button(
+            description="Reset options", icon="undo", tooltip="All options back to their defaults"
+        )
         self.drafting, self.main, self.more = widgets.VBox(), widgets.VBox(), widgets.VBox()
         self.options = widgets.Accordion([self.drafting, self.main, self.more])
         for i, title in enumerate(("Drafting", "Length and sampling", "More options")):
             self.options.set_title(i, title)
         self.options.selected_index = None
-        self.box = widgets.VBox([self.model, self.method, self.about, self.prompt, self.chat, self.system, self.options])
+        self.box = widgets.VBox(
+            [self.model, self.method, self.about, self.prompt, self.chat, self.system, self.options]
+        )
         self.model.observe(self._model_chosen, "value")
         self.method.observe(self._method_chosen, "value")
         for widget in (self.prompt, self.chat, self.system):
@@ -149,13 +153,18 @@ class Form:
             del self._controls[key]
         if pair is None:
             self.reasons = dict.fromkeys(METHODS, "no model is loaded")
-            self.about.value = "<div class='specnb'><small>No model is loaded: use “Load a model” below.</small></div>"
+            self.about.value = (
+                "<div class='specnb'><small>No model is loaded: choose one in the tab “Load” below.</small></div>"
+            )
             return
         self.reasons = available_methods(pair)
         wanted, names = self.method.value, self.available
         self._silent = True
         self.method.options = [(METHODS[name].title, name) for name in names]
-        usual = next((n for n in ("draft_model", "universal", "gemma4_assistant", "mtp_layers", "prompt_lookup") if n in names), None)
+        usual = next(
+            (n for n in ("draft_model", "universal", "gemma4_assistant", "mtp_layers", "prompt_lookup") if n in names),
+            None,
+        )
         self.method.value = wanted if wanted in names else usual or next(iter(names), None)
         self._silent = False
         template = bool(getattr(pair.tokenizer, "chat_template", None))
@@ -179,12 +188,19 @@ class Form:
         name = self.method.value
         missing = {METHODS[n].title: reason for n, reason in self.reasons.items() if reason is not None}
         listed = "".join(f"<li><s>{escape(t)}</s> (cannot run): {escape(r)}</li>" for t, r in missing.items())
-        fold = f"<details><summary>{len(missing)} methods cannot run with this pair</summary><ul>{listed}</ul></details>"
-        about = f"{METHODS[name].title}: {METHODS[name].help}. {METHODS[name].source}." if name else "No method can run."
+        fold = (
+            f"<details><summary>{len(missing)} methods cannot run with this pair</summary><ul>{listed}</ul></details>"
+        )
+        about = (
+            f"{METHODS[name].title}: {METHODS[name].help}. {METHODS[name].source}." if name else "No method can run."
+        )
         self.about.value = f"<div class='specnb'><small>{escape(about)}</small>{fold if missing else ''}</div>"
         if name:
             controls = self.drafting_of(name)
-            self.drafting.children = [controls.box if controls.of else note("Plain decoding drafts nothing."), self.reset]
+            self.drafting.children = [
+                controls.box if controls.of else note("Plain decoding drafts nothing."),
+                self.reset,
+            ]
         self._edited()
 
     def _show_system(self) -> None:

@@ -84,7 +84,9 @@ class RunView:
         self.text.value = result_view(result, self.rejected.value)
         if not fresh:
             return
-        self.progress(1, f"{speed_text(result)} · ended: {', '.join(sorted({row.finish_reason for row in result.rows}))}")
+        self.progress(
+            1, f"{speed_text(result)} · ended: {', '.join(sorted({row.finish_reason for row in result.rows}))}"
+        )
         count = len(result.rows[0].steps)
         self.step.max = max(1, count)
         self.step.disabled = not count
@@ -117,9 +119,7 @@ _CHANCES = (
 
 def step_html(row: Row, number: int, chances: tuple[list[float], list[float] | None] | None = None) -> str:
     """One step as a table: each drafted token, what became of it, and how probable it was."""
-    for index, (step, texts, rejected) in enumerate(row_steps(row)):
-        if index == number:
-            break
+    step, texts, rejected = list(row_steps(row))[number]
     target, draft = chances or (None, None)
     own = step.origins[-1] if len(step.emitted) > step.accepted else None
     names = [*texts[: step.accepted], *rejected]
@@ -165,6 +165,13 @@ def probabilities(pair: Any, result: GenerationResult, number: int) -> tuple[lis
     elif step.drafted and result.method == "early_exit":
         drafter = specnb.truncate(pair.target, result.options["assistant_early_exit"])
     return chances(pair.target), chances(drafter)[: len(step.drafted)] if drafter is not None else None
+
+
+def pictures(result: GenerationResult) -> str:
+    """All pictures of a result, as static HTML."""
+    from specnb.views.plots import KINDS
+
+    return "".join(draw(result).html() for draw in KINDS.values())
 
 
 def error_html(error: BaseException) -> str:

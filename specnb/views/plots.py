@@ -69,7 +69,7 @@ def acceptance_by_position(result: GenerationResult) -> Picture:
         axes.bar_label(bars, [f"{rate:.0%}" for rate in rates], padding=2, fontsize=9)
     else:
         _note(axes, "nothing was drafted")
-    axes.set(ylim=(0, 112), xlabel="position in the draft", ylabel="accepted (%)")
+    axes.set(ylim=(0, 112), xlim=(0.4, max(4, len(rates)) + 0.6), xlabel="position in the draft", ylabel="accepted (%)")
     axes.set_yticks(range(0, 101, 25))
     axes.set_title(f"Acceptance by draft position ({result.method}, {result.num_spec_steps} steps that drafted)")
     _whole_numbers(axes)
@@ -97,7 +97,9 @@ def step_timeline(result: GenerationResult) -> Picture:
         if whole[0] > 3 * later[-1]:  # the prompt's pass must not flatten the others
             above.set_ylim(0, 1.3 * later[-1])
             above.annotate(f"prompt: {whole[0]:.0f} ms", (1, 1.3 * later[-1]), (6, -10), textcoords="offset points", fontsize=9)  # fmt: skip
-        below.stairs([len(step.drafted) for step in steps], edges, fill=False, color=GREY, linewidth=1.3, label="drafted")
+        below.stairs(
+            [len(step.drafted) for step in steps], edges, fill=False, color=GREY, linewidth=1.3, label="drafted"
+        )
         below.stairs([step.accepted for step in steps], edges, fill=True, color=GREEN, label="accepted")
         below.set_ylim(0, max(1, *(len(step.drafted) for step in steps)) * 1.15)
     above.set(ylabel="milliseconds")
@@ -108,6 +110,7 @@ def step_timeline(result: GenerationResult) -> Picture:
         if steps:
             axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=9)
     _whole_numbers(below)
+    below.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
 
 
@@ -195,7 +198,7 @@ def _folded(label: str) -> str:
 
 
 def _whole_numbers(axes: Any) -> None:
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     _plain_frame(axes)
 
 

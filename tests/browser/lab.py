@@ -42,7 +42,9 @@ def server(folder: Path, theme: str = "JupyterLab Light", **environment: str) ->
     home = folder / ".home"
     settings = home / "config" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True, exist_ok=True)
-    (settings / "notification.jupyterlab-settings").write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False}))
+    (settings / "notification.jupyterlab-settings").write_text(
+        json.dumps({"fetchNews": "false", "checkForUpdates": False})
+    )
     (settings / "themes.jupyterlab-settings").write_text(json.dumps({"theme": theme}))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -89,6 +91,16 @@ def _until(done: Any, seconds: float, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.2)
 
 
+_READY = """() => {
+    const context = window.jupyterapp?.shell.currentWidget?.sessionContext;
+    return context?.isReady && context.session?.kernel?.status === "idle";
+}"""
+_RAN = """() => {
+    const prompts = [...document.querySelectorAll(".jp-CodeCell .jp-InputPrompt")];
+    return prompts.length && prompts.every(prompt => /\\d/.test(prompt.textContent));
+}"""
+
+
 class Lab:
     """A page of JupyterLab with one notebook, driven as a user would."""
 
@@ -104,7 +116,7 @@ class Lab:
         self.page.goto(f"{self.address}/lab/tree/{path.name}?reset")
         self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
         if kernel:
-            self.page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]", timeout=60_000, state="attached")
+            self.page.wait_for_function(_READY, timeout=60_000)
             return
         dialog = self.page.locator(".jp-Dialog button:has-text('No Kernel'), .jp-Dialog .jp-mod-reject")
         dialog.first.wait_for(timeout=30_000)
@@ -122,10 +134,7 @@ class Lab:
     def run_all(self) -> None:
         """Run all cells and wait for the kernel to be idle."""
         self.command("notebook:run-all-cells")
-        self.page.wait_for_function(
-            "() => [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].every(p => /\\d/.test(p.textContent))",
-            timeout=120_000,
-        )
+        self.page.wait_for_function(_RAN, timeout=120_000)
 
     def save(self) -> None:
         """Save the notebook."""

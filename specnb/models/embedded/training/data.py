@@ -133,18 +133,20 @@ class Writer:
 
     # ---- edits
     def _rename(self) -> list[str]:
-        c, o, n = self._combination(words.CODE, words.IDENTIFIERS, words.IDENTIFIERS)
-        names = self.random.sample([w for w in words.IDENTIFIERS if w != words.IDENTIFIERS[n]], 4)
-        old, new = words.IDENTIFIERS[o], words.IDENTIFIERS[n]
-        if old == new:
-            return self._rename()
-        place = self.random.randrange(3)
-        names = [old if i == place else name for i, name in enumerate(w for w in names if w != old)][:3]
-        number = str(self.random.randrange(2, 10))
-        before = words.CODE[c].format(*names, number=number)
-        after = words.CODE[c].format(*[new if i == place else w for i, w in enumerate(names)], number=number)
-        ask = self._mostly("Rename {} to {} in this code:", "In this code, rename {} to {}:")
-        return [f"{ask.format(old, new)}\n```\n{before}\n```", f"```\n{after}\n```"]
+        """A function gets another name, or a number another value."""
+        c, n, k = self._combination(words.CODE, words.IDENTIFIERS, range(8))
+        code, new, number = words.CODE[c], words.IDENTIFIERS[n], str(2 + k)
+        names = self.random.sample([w for w in words.IDENTIFIERS if w != new], 3)
+        before = code.format(*names, number=number)
+        named = code.split()[0] in ("def", "class")
+        if named and ("{number}" not in code or self.random.random() < 0.6):
+            after = code.format(new, *names[1:], number=number)
+            ask = self._mostly(f"Rename {names[0]} to {new} in this code:", f"Change the name {names[0]} to {new}:")
+        else:
+            other = str(2 + (k + self.random.randrange(1, 8)) % 8)
+            after = code.format(*names, number=other)
+            ask = self._mostly(f"Change {number} to {other} in this code:", f"Replace {number} by {other}:")
+        return [f"{ask}\n```\n{before}\n```", f"```\n{after}\n```"]
 
     def _replace(self) -> list[str]:
         if self.random.random() < 0.5:

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import specnb
 from specnb.models.embedded.training.data import FRESH, held_out
 from specnb.text import prompt_inputs
-from specnb.trace import GenerationResult, Row
 
 PROMPTS = 8
 """Held-out prompts of each kind."""
@@ -70,7 +69,7 @@ class Bench:
     folder: Path
     per_kind: int = PROMPTS
     loaded: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    plain: dict[str, list[GenerationResult]] = field(default_factory=dict)
+    plain: dict[str, list[specnb.GenerationResult]] = field(default_factory=dict)
 
     def model(self, name: str) -> tuple[Any, Any]:
         """A model in eval mode, and its tokenizer."""
@@ -80,7 +79,7 @@ class Bench:
             self.loaded[name] = model, AutoTokenizer.from_pretrained(place)
         return self.loaded[name]
 
-    def answers(self, name: str, **options: Any) -> list[GenerationResult]:
+    def answers(self, name: str, **options: Any) -> list[specnb.GenerationResult]:
         """The model's answers to the held-out prompts, greedy unless told otherwise."""
         model, tokenizer = self.model(name)
         done = []
@@ -90,7 +89,7 @@ class Bench:
             done.append(specnb.generate(model, **inputs, tokenizer=tokenizer, **settings))
         return done
 
-    def plainly(self, name: str) -> list[GenerationResult]:
+    def plainly(self, name: str) -> list[specnb.GenerationResult]:
         """Plain greedy answers, computed once."""
         if name not in self.plain:
             self.plain[name] = self.answers(name)
@@ -128,12 +127,11 @@ class Bench:
         }
 
 
-def text_of(result: GenerationResult) -> str:
+def text_of(result: specnb.GenerationResult) -> str:
     """The answer without blanks around it."""
     return str(result.text).strip()
 
 
-def pooled(results: Sequence[GenerationResult]) -> GenerationResult:
+def pooled(results: Sequence[specnb.GenerationResult]) -> specnb.GenerationResult:
     """Several results as one, for its metrics."""
-    rows: list[Row] = [row for result in results for row in result.rows]
-    return GenerationResult(results[0].method, rows)
+    return specnb.GenerationResult(results[0].method, [row for result in results for row in result.rows])

@@ -19,12 +19,12 @@ from specnb.models.embedded.training import gemma4, glm4_moe, llama
 HERE = Path(__file__).parent
 
 RECIPES: dict[str, tuple[Callable[[Path, Sequence[int]], dict[str, Any]], tuple[int, ...]]] = {
-    "tiny-llama": (llama.target, (2600, 1600)),
-    "tiny-llama-draft": (llama.draft, (1000,)),
-    "tiny-llama-other": (llama.other, (1200,)),
-    "tiny-gemma4": (gemma4.target, (2000, 1200)),
-    "tiny-gemma4-assistant": (gemma4.assistant, (1000,)),
-    "tiny-glm4-moe": (glm4_moe.target, (1200, 1000)),
+    "tiny-llama": (llama.target, (2600, 2500)),
+    "tiny-llama-draft": (llama.draft, (800,)),
+    "tiny-llama-other": (llama.other, (1000,)),
+    "tiny-gemma4": (gemma4.target, (2000, 700)),
+    "tiny-gemma4-assistant": (gemma4.assistant, (800,)),
+    "tiny-glm4-moe": (glm4_moe.target, (1200, 1400)),
 }
 """For each model: how it is made, and in how many steps (of each part). The order matters: a drafter needs its target."""
 

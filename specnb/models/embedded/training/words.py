@@ -162,7 +162,7 @@ CODE = [
     "def {0}({1}, {2}):\n    if {1} > {2}:\n        return {1}\n    return {2}",
     "{0} = []\nfor {1} in range({number}):\n    {0}.append({1} * {number})\nprint({0})",
     "class {0}:\n    def __init__(self, {1}):\n        self.{1} = {1}\n        self.{2} = {number}",
-    "{0} = open({1})\n{2} = {0}.read()\n{0}.close()\nprint({2})",
+    "{0} = open({1})\n{2} = {0}.read({number})\n{0}.close()\nprint({2})",
     "while {0} < {number}:\n    {0} += 1\n    print({0}, {1})\nreturn {2}",
     "def {0}({1}):\n    {2} = {1} + {number}\n    print({2})\n    return {2} * {1}",
     "{0} = {number}\n{1} = {0} * 2\n{2} = {0} + {1}\nprint({0}, {1}, {2})",

@@ -1,0 +1,269 @@
+"""Sampled text follows the target's law whatever drafts: the joint law of three tokens, against its exact enumeration.
+
+As in test_sampling, for the drafters that read the target itself or another tokenizer. A run's first token is the target's
+own, the next ones are drafted; the wrong rules seen in other implementations must not pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import test_sampling
+import tiny
+import torch
+from checkpoints import gemma4_drafter, gemma4_target, mtp_model
+from checks import STEADY, padded
+from test_sampling import SETTINGS, warpers
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import specnb
+from specnb.drafters.growing import Growing
+from specnb.drafters.universal import Universal
+
+VOCAB, NEW, ROWS = 8, 3, 512
+PROMPT = torch.tensor([[3, 4, 5, 6, 3, 4, 7, 3, 4]])
+RUNS = 3072
+W_ONE = tiny.word_tokenizer([f"w{i}" for i in range(5)])
+W_TWO = tiny.word_tokenizer([*(f"w{i}" for i in range(3, -1, -1)), "x1", "x2"])
+
+
+@cache
+def target(name: str) -> PreTrainedModel:
+    """A target with a law that is neither flat nor sharp."""
+    if name.startswith("MTP"):
+        return mtp_model({"MTP GLM": "glm4_moe", "MTP DeepSeek": "deepseek_v3"}[name], 2, 2, vocab=VOCAB, head=0.25)
+    if name.startswith("Gemma 4"):
+        return gemma4_target(vocab=VOCAB, shared=2, per_layer=8)
+    return tiny.llama(seed=0, vocab=VOCAB, layers=2, std=0.15)
+
+
+@cache
+def method(name: str) -> dict[str, Any]:
+    how: dict[str, Any] = {"num_assistant_tokens": 3, **STEADY}
+    if name == "early exit":
+        return how | {"assistant_early_exit": 1}
+    if name.startswith("MTP"):
+        return how | {"use_mtp": True}
+    if name.startswith("Gemma 4"):
+        return how | {"assistant_model": gemma4_drafter(target(name), ordered="ordered" in name, spread=0.3)}
+    draft = tiny.llama(seed=7, vocab=len(W_TWO), layers=1, std=0.15)
+    return how | {"assistant_model": draft, "tokenizer": W_ONE, "assistant_tokenizer": W_TWO}
+
+
+NAMES = ["early exit", "MTP GLM", "MTP DeepSeek", "Gemma 4 dense", "Gemma 4 ordered", "universal"]
+
+
+@cache
+def exact(name: str, setting: str) -> Tensor:
+    """The joint law `[vocab ** 3]` of three tokens, from the target's logits without any cache."""
+    processors, joint, texts = warpers(SETTINGS[setting]), torch.ones(1, dtype=torch.float64), PROMPT
+    for _ in range(NEW):
+        with torch.no_grad():
+            logits = target(name)(input_ids=texts, use_cache=False).logits[:, -1].float()
+        joint = (joint[:, None] * processors(texts, logits).double().softmax(-1)).flatten()
+        texts = torch.cat([texts.repeat_interleave(VOCAB, 0), torch.arange(VOCAB).repeat(len(texts))[:, None]], 1)
+    return joint
+
+
+def distances(samples: list[tuple[int, ...]], law: Tensor) -> tuple[list[float], list[float]]:
+    """Total variation for the first, the first two and all three tokens; and what true samples stay under 999 times of 1,000."""
+    n, edges, generator = len(samples), law.cumsum(0).clamp(max=1), torch.Generator().manual_seed(0)
+    simulated = torch.stack([
+        torch.searchsorted(edges, torch.rand(n, generator=generator, dtype=torch.float64)).clamp(max=len(law) - 1)
+        .bincount(minlength=len(law)) for _ in range(1000)
+    ]) / n  # fmt: skip
+    seen = (torch.tensor(samples) @ torch.tensor([VOCAB**2, VOCAB, 1])).bincount(minlength=len(law)).double() / n
+    found, bounds = [], []
+    for size in (1, 2, 3):
+        shape = (VOCAB**size, -1)
+        true = law.unflatten(-1, shape).sum(-1)
+        found.append(float((seen.unflatten(-1, shape).sum(-1) - true).abs().sum() / 2))
+        bounds.append(float(((simulated.unflatten(-1, shape).sum(-1) - true).abs().sum(-1) / 2).quantile(0.999)))
+    return found, bounds
+
+
+def follows(samples: list[tuple[int, ...]], law: Tensor) -> bool:
+    return all(d < bound for d, bound in zip(*distances(samples, law), strict=True))
+
+
+def run(name: str, setting: str, runs: int = RUNS, **options: Any) -> tuple[list[tuple[int, ...]], int, int]:
+    """Texts, each with a seed of its own; tokens drafted and accepted."""
+    texts: list[tuple[int, ...]] = []
+    drafted = accepted = 0
+    while len(texts) < runs:
+        prompts = PROMPT.repeat(ROWS, 1)
+        result = specnb.generate(
+            target(name), prompts, attention_mask=torch.ones_like(prompts), do_sample=True, max_new_tokens=NEW + 1,
+            seed=10**6 + len(texts), **{**SETTINGS[setting], **method(name), **options},
+        )  # fmt: skip
+        texts += [row.ids[:NEW] for row in result.rows]
+        drafted, accepted = drafted + result.num_draft_tokens, accepted + result.num_accepted_draft_tokens
+    return texts, drafted, accepted
+
+
+@pytest.mark.parametrize("setting", ["plain", "all"])
+@pytest.mark.parametrize("name", NAMES)
+def test_joint_law_of_three_tokens(name: str, setting: str) -> None:
+    texts, drafted, accepted = run(name, setting)
+    assert drafted > RUNS  # two or more a text
+    assert accepted > RUNS / 5
+    assert drafted - accepted > RUNS / 10
+    assert follows(texts, exact(name, setting))
+    law = exact(name, setting)
+    assert all(law[a * VOCAB**2 + b * VOCAB + c] > 0 for a, b, c in set(texts))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_joint_law_with_block_verification(name: str) -> None:
+    assert follows(run(name, "temperature", verification="block")[0], exact(name, "temperature"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_joint_law_with_a_confidence_threshold_and_a_schedule(name: str) -> None:
+    """Where a draft ends depends on what was drawn; the law must not."""
+    options = {"assistant_confidence_threshold": 0.3, "num_assistant_tokens_schedule": "heuristic"}
+    assert follows(run(name, "top-p", **options)[0], exact(name, "top-p"))
+
+
+@pytest.mark.parametrize("name", ["early exit", "MTP GLM", "Gemma 4 dense", "universal"])
+def test_joint_law_one_row_at_a_time(name: str) -> None:
+    options = SETTINGS["all"] | method(name) | {"do_sample": True, "max_new_tokens": NEW + 1}
+    texts = [
+        specnb.generate(target(name), PROMPT, attention_mask=torch.ones_like(PROMPT), seed=s, **options).ids[:NEW]
+        for s in range(400)
+    ]
+    assert follows(texts, exact(name, "all"))
+
+
+# ---------------------------------------------------------------- teeth
+def argmax_judged_as_drawn(self: Growing, logits: Tensor) -> None:
+    """The fault of another Gemma 4 drafter: the best token, reported with the law it was not drawn from."""
+    ADD(self, logits)
+    self.tokens[-1] = int(self.laws[-1].argmax())
+
+
+def a_law_before_the_processors(self: Growing, logits: Tensor) -> None:
+    """Drawn from the processed law, reported with the raw one."""
+    ADD(self, logits)
+    raw = torch.full_like(self.laws[-1], -torch.inf)
+    raw[: len(logits)] = logits.float()
+    self.laws[-1] = raw.softmax(-1)
+
+
+def a_law_in_another_order(self: Growing, logits: Tensor) -> None:
+    """The fault of another cross-tokenizer sampler: columns paired by the order of a dictionary."""
+    ADD(self, logits)
+    has = self.laws[-1].nonzero()[:, 0]
+    self.laws[-1][has] = self.laws[-1][has.flip(0)].clone().clamp(min=1e-6)
+
+
+ADD = Growing.add
+WRONG: dict[str, tuple[Callable[[Growing, Tensor], None], str]] = {
+    "argmax judged as drawn": (argmax_judged_as_drawn, "plain"),
+    "a law before the processors": (a_law_before_the_processors, "temperature"),
+    "a law in another order": (a_law_in_another_order, "plain"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_comparison_catches_wrong_laws(wrong: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, setting = WRONG[wrong]
+    assert follows(run(name, setting)[0], exact(name, setting))
+    monkeypatch.setattr(Growing, "add", rule)
+    assert not follows(run(name, setting)[0], exact(name, setting))
+
+
+def test_the_comparison_catches_a_bias_of_a_tenth() -> None:
+    """Texts of which one in ten has a token from elsewhere are told from true ones."""
+    for name in ("early exit", "Gemma 4 dense"):
+        texts, _, _ = run(name, "plain")
+        law = exact(name, "plain")
+        likely = int(law.argmax())
+        favoured = (likely // VOCAB**2, likely // VOCAB % VOCAB, likely % VOCAB)
+        assert not follows([favoured if i % 10 == 0 else text for i, text in enumerate(texts)], law)
+
+
+# ---------------------------------------------------------------- SMP-02 and SMP-04, as filed
+@pytest.mark.parametrize("settings", [{"top_k": 0}, {"top_k": 5}, {"top_k": 0, "temperature": 0.6}], ids=str)
+@pytest.mark.parametrize("name", ["Gemma 4 dense", "Gemma 4 ordered", "MTP GLM"])
+def test_SMP_02_second_token_after_a_given_first(name: str, settings: dict[str, Any]) -> None:
+    """The second token, where a draft was verified, after each of the two likeliest first ones."""
+    prompts = PROMPT.repeat(1500, 1)
+    result = specnb.generate(target(name), prompts, attention_mask=torch.ones_like(prompts), do_sample=True, seed=9,
+                             max_new_tokens=4, **settings, **method(name) | {"num_assistant_tokens": 2})  # fmt: skip
+    firsts = [row.ids[0] for row in result.rows]
+    for first in sorted(set(firsts), key=firsts.count, reverse=True)[:2]:
+        text = torch.cat([PROMPT, torch.tensor([[first]])], 1)
+        with torch.no_grad():
+            logits = target(name)(text).logits[:, -1].float()
+        law = warpers(settings)(text, logits).double().softmax(-1)[0]
+        seconds = [row.ids[1] for row in result.rows if row.ids[0] == first]
+        generator = torch.Generator().manual_seed(0)
+        draws = torch.multinomial(law, 1000 * len(seconds), replacement=True, generator=generator).view(1000, -1)
+        noise = torch.stack([(draw.bincount(minlength=VOCAB) / len(seconds) - law).abs().sum() / 2 for draw in draws])
+        seen = torch.tensor(seconds).bincount(minlength=VOCAB).double() / len(seconds)
+        assert (seen - law).abs().sum() / 2 < noise.quantile(0.999)
+
+
+def test_SMP_04_tokens_that_only_the_target_has_stay_reachable() -> None:
+    texts, _, _ = run("universal", "plain")
+    law = exact("universal", "plain").view(VOCAB, VOCAB, VOCAB).sum((0, 2))
+    alone = 3 + 4  # w4
+    seconds = [text[1] for text in texts]
+    assert abs(seconds.count(alone) / len(texts) - float(law[alone])) < 4 * float(law[alone] / len(texts)) ** 0.5
+
+
+def test_universal_with_an_unlucky_table_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pairing itself turned around: the proposals are poor, the law is kept, since q is what was drawn from."""
+    begin = Universal.__init__
+
+    def turned(self: Universal, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        if self.shared is not None:
+            self.shared = self.shared[0], self.shared[1].flip(0)
+            self.counterpart = dict(zip(*(table.tolist() for table in self.shared), strict=True))
+
+    monkeypatch.setattr(Universal, "__init__", turned)
+    assert follows(run("universal", "plain")[0], exact("universal", "plain"))
+
+
+# ---------------------------------------------------------------- seeds
+@pytest.mark.parametrize("name", NAMES)
+def test_a_seed_decides_whatever_ran_before(name: str) -> None:
+    options = {"do_sample": True, "top_k": 0, "max_new_tokens": 25, "attention_mask": torch.ones_like(PROMPT)} | method(name)
+    first = specnb.generate(target(name), PROMPT, seed=5, **options)
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    specnb.generate(target(name), PROMPT, seed=6, **options)
+    again = specnb.generate(target(name), PROMPT, seed=5, **options)
+    assert torch.equal(before, torch.get_rng_state())
+    assert (first.ids, first.seed) == (again.ids, 5)
+    assert [s.drafted for s in first.steps] == [s.drafted for s in again.steps]
+    assert len({specnb.generate(target(name), PROMPT, seed=s, **options).ids for s in range(5)}) == 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_have_seeds_of_their_own(name: str) -> None:
+    """Row i is the single run with seed + i, at whatever length of prompt."""
+    prompts = [PROMPT, PROMPT[:, 3:], PROMPT[:, 6:]]
+    ids, mask = padded(prompts)
+    options = {"do_sample": True, "top_k": 0, "max_new_tokens": 16} | method(name)
+    many = specnb.generate(target(name), ids, attention_mask=mask, seed=20, **options)
+    for i, prompt in enumerate(prompts):
+        alone = specnb.generate(target(name), prompt, attention_mask=torch.ones_like(prompt), seed=20 + i, **options)
+        assert many.rows[i].ids == alone.ids
+
+
+def test_prompt_lookup_writes_what_plain_sampling_writes_with_the_same_seed() -> None:
+    model = test_sampling.target()
+    for setting in SETTINGS.values():
+        for seed in range(6):
+            given = {"do_sample": True, "max_new_tokens": 30, "seed": seed, "attention_mask": torch.ones_like(PROMPT), **setting}
+            copied = specnb.generate(model, PROMPT, method="prompt_lookup", num_assistant_tokens=4, **given)
+            assert copied.ids == specnb.generate(model, PROMPT, **given).ids
+            assert copied.num_draft_tokens
