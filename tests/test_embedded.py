@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as hf_logging
 
 import specnb
 from specnb.models import embedded
@@ -92,14 +96,37 @@ def test_card_and_log(name: str) -> None:
     assert "Licence: Apache-2.0" in REGISTERED[name].card
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_load_by_name(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        pair = specnb.load(name)
-    assert (
-        type(pair.target).__name__ == TARGETS[name] and not pair.target.training and pair.card == REGISTERED[name].card
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What transformers says at its usual level while it loads a model."""
+    messages: list[str] = []
+    logger, handler, level = (
+        logging.getLogger("transformers.modeling_utils"),
+        logging.Handler(),
+        hf_logging.get_verbosity(),
     )
-    assert not caplog.records  # nothing said about the MTP tensors, which are where they belong
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    hf_logging.set_verbosity_warning()
+    logger.addHandler(handler)
+    yield messages
+    logger.removeHandler(handler)
+    hf_logging.set_verbosity(level)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_load_by_name(name: str, said: list[str]) -> None:
+    pair = specnb.load(name)
+    assert type(pair.target).__name__ == TARGETS[name] and not pair.target.training
+    assert pair.card.startswith(REGISTERED[name].card)
+    assert not said  # the MTP tensors are not reported as a surprise
+
+
+def test_other_surprises_are_reported(said: list[str], tmp_path: Path) -> None:
+    shutil.copytree(embedded.FOLDER / "tiny-glm4-moe", tmp_path / "odd")
+    file = tmp_path / "odd" / "model.safetensors"
+    save_file(load_file(file) | {"model.layers.9.odd": torch.zeros(1)}, file, metadata={"format": "pt"})
+    specnb.load(tmp_path / "odd")
+    assert len(said) == 1 and "model.layers.9.odd" in said[0]
 
 
 def test_held_out_prompts_are_in_no_training_text() -> None:

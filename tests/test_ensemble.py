@@ -108,7 +108,7 @@ def mixed_law(setting: str, w: float) -> Tensor:
     return joint
 
 
-def sampled(setting: str, w: float, runs: int = 3072, k: int = 4, **options: Any) -> list[tuple[int, ...]]:
+def sampled(setting: str, w: float, runs: int = 1536, k: int = 4, **options: Any) -> list[tuple[int, ...]]:
     """Texts of three tokens out of four: the fourth is there so that two are drafted after the first."""
     texts: list[tuple[int, ...]] = []
     while len(texts) < runs:

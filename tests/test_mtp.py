@@ -99,7 +99,7 @@ def test_greedy_equals_plain(kind: str, mtp: int) -> None:
     options = {"max_new_tokens": 24, "eos_token_id": [5, 9, 33, 50]}
     expected = [plain(model, prompt, **options) for prompt in PROMPTS]
     ids, mask = padded(PROMPTS)
-    for k in (1, 2, 3, 4, 5, 7, 8, 12, 16):
+    for k in (1, 2, 3, 5, 8, 16):
         how: dict[str, Any] = {"use_mtp": True, "num_assistant_tokens": k, **STEADY}
         if k % 5 == 2:
             how |= {"prefill_chunk_size": 3, "num_assistant_tokens_schedule": "heuristic"}

@@ -179,7 +179,7 @@ def error_html(error: BaseException) -> str:
     said = " ".join(str(error).split()) or "no message"
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return (
-        f'<div class="specnb"><b>⚠ {type(error).__name__}:</b> {escape(said)}'
+        f'<div class="specnb"><b>⚠ {type(error).__name__}:</b> <span>{escape(said)}</span>'
         f"<details><summary>traceback</summary><pre>{escape(trace)}</pre></details></div>"
     )
 

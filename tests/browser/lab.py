@@ -107,25 +107,15 @@ class Lab:
     def __init__(self, page: Any, address: str) -> None:
         self.page, self.address = page, address
 
-    def open(self, path: Path, kernel: bool = True) -> None:
-        """Open a notebook; without `kernel`, none is started and nothing is chosen in the dialogue."""
-        book = nbformat.read(path, 4)
-        if not kernel:
-            book.metadata["kernelspec"] = {"name": "none-such", "display_name": "gone", "language": "python"}
-            nbformat.write(book, path)
+    def open(self, path: Path) -> None:
+        """Open a notebook and wait for its kernel."""
         self.page.goto(f"{self.address}/lab/tree/{path.name}?reset")
         self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
-        if kernel:
-            self.page.wait_for_function(_READY, timeout=60_000)
-            return
-        dialog = self.page.locator(".jp-Dialog button:has-text('No Kernel'), .jp-Dialog .jp-mod-reject")
-        dialog.first.wait_for(timeout=30_000)
-        select = self.page.locator(".jp-Dialog select")
-        if select.count():
-            select.first.select_option(label="No Kernel")
-            self.page.locator(".jp-Dialog .jp-mod-accept").last.click()
-        else:
-            dialog.first.click()
+        self.page.wait_for_function(_READY, timeout=60_000)
+
+    def shut_down(self) -> None:
+        """End the notebook's kernel."""
+        self.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
 
     def command(self, name: str) -> None:
         """Execute one of JupyterLab's commands, without waiting for its end."""

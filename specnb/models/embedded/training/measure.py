@@ -45,6 +45,10 @@ MEASURES: dict[str, list[Measure]] = {
     "tiny-llama": [
         *_both("early exit after layer 2, k=5", assistant_early_exit=2, num_assistant_tokens=5),
         *_both("early exit after layer 3, k=5", assistant_early_exit=3, num_assistant_tokens=5),
+        Measure(
+            "early exit after layer 1 (not trained for it), k=5",
+            {"assistant_early_exit": 1, "num_assistant_tokens": 5} | _FULL,
+        ),
         Measure("prompt lookup, k=5", {"prompt_lookup_num_tokens": 5}),
     ],
     "tiny-llama-draft": _both("draft model, k=5", "tiny-llama-draft", "tiny-llama", num_assistant_tokens=5),
