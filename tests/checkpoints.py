@@ -127,7 +127,9 @@ def mtp_model(kind: str, layers: int = 2, mtp: int = 1, **options: Any) -> PreTr
 GEMMA_WINDOW = 8
 
 
-def _gemma_config(vocab: int, hidden: int, layers: int, shared: int, per_layer: int, types: list[str]) -> dict[str, Any]:
+def _gemma_config(
+    vocab: int, hidden: int, layers: int, shared: int, per_layer: int, types: list[str]
+) -> dict[str, Any]:
     return {
         **tiny._shape(vocab, hidden=hidden, layers=layers),
         "num_key_value_heads": 1,
@@ -169,7 +171,9 @@ def gemma4_target(vocab: int = VOCAB, hidden: int = 32, shared: int = 2, per_lay
     signs = torch.rand(model.model.norm.weight.shape, generator=torch.Generator().manual_seed(12))
     model.model.norm.weight.data.copy_(torch.where(signs < 0.5, -1.0, 1.0))  # a tied head would repeat the last token
     if composite:
-        ids = {f"{kind}_token_id": vocab - 1 - i for i, kind in enumerate(("image", "video", "audio", "boi", "eoi", "boa"))}
+        ids = {
+            f"{kind}_token_id": vocab - 1 - i for i, kind in enumerate(("image", "video", "audio", "boi", "eoi", "boa"))
+        }
         ids["eoa_token_index"] = vocab - 7
         whole = Gemma4Config(text_config=config.to_dict(), vision_config=None, audio_config=None, **ids)
         text, model = model, AutoModelForCausalLM.from_config(whole)
@@ -178,7 +182,9 @@ def gemma4_target(vocab: int = VOCAB, hidden: int = 32, shared: int = 2, per_lay
     return _quiet(model)
 
 
-def gemma4_drafter(target: PreTrainedModel, *, ordered: bool = False, spread: float = 0.05, **other: Any) -> PreTrainedModel:
+def gemma4_drafter(
+    target: PreTrainedModel, *, ordered: bool = False, spread: float = 0.05, **other: Any
+) -> PreTrainedModel:
     """A drafter for `target`. `spread`: how much of the hidden state it takes in; `other`: parts of the text config."""
     config = target.config.get_text_config()
     vocab, hidden = config.vocab_size, config.hidden_size

@@ -22,8 +22,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trace": set(),
     "text": set(),
     "decoding": {"options", "trace"},
-    "drafters": {"decoding", "options", "trace", "text"},
-    "models": {"options", "text"},
+    "drafters": {"decoding", "options", "trace", "text", "models"},
+    "models": {"options", "text", "decoding"},
     "views": {"trace", "options", "text"},
 }
 

@@ -132,7 +132,14 @@ def test_STA_02_each_token_passes_each_layer_once(family: str, k: int) -> None:
     model, exit = target(family), 2
     rounds = spec(model, X, max_new_tokens=30, assistant_early_exit=exit, num_assistant_tokens=k, **STEADY)
     with counted(model) as checks_only, pytest.raises(RuntimeError, match="stop here"):
-        spec(model, X, max_new_tokens=30, assistant_early_exit=exit, logits_processor=LogitsProcessorList([Stop()]), **STEADY)
+        spec(
+            model,
+            X,
+            max_new_tokens=30,
+            assistant_early_exit=exit,
+            logits_processor=LogitsProcessorList([Stop()]),
+            **STEADY,
+        )
     with counted(model) as widths:
         result = spec(model, X, max_new_tokens=30, assistant_early_exit=exit, num_assistant_tokens=k, **STEADY)
     assert [s.drafted for s in result.steps] == [s.drafted for s in rounds.steps]
@@ -207,7 +214,10 @@ def test_reused_states_equal_a_clean_pass_after_rejections(family: str) -> None:
 def snapshot(model: PreTrainedModel) -> Any:
     return (
         configs(model),
-        [(name, id(module), sorted(vars(module)), dict(vars(module)["_modules"])) for name, module in model.named_modules()],
+        [
+            (name, id(module), sorted(vars(module)), dict(vars(module)["_modules"]))
+            for name, module in model.named_modules()
+        ],
         [(name, id(value), value.clone()) for name, value in model.state_dict(keep_vars=True).items()],
         Counter(type(module).forward for module in model.modules()),
         [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()],
@@ -296,18 +306,24 @@ def test_STA_02_other_architectures_work_or_are_refused_by_name(name: str) -> No
 
 def test_STA_02_GPT_2_and_OPT_work() -> None:
     for name in ("GPT2LMHeadModel", "OPTForCausalLM"):
-        model = tiny.gpt2() if name.startswith("GPT2") else tiny._build(name, 0, **tiny._shape(64, layers=3) | OTHERS[name])
+        model = (
+            tiny.gpt2() if name.startswith("GPT2") else tiny._build(name, 0, **tiny._shape(64, layers=3) | OTHERS[name])
+        )
         ids, mask = padded([X, tiny.ids(3, 12)])
         for exit in (1, 2):
             result = spec(model, ids, attention_mask=mask, max_new_tokens=20, assistant_early_exit=exit, **STEADY)
-            assert [list(row.ids) for row in result.rows] == [plain(model, p, max_new_tokens=20) for p in (X, tiny.ids(3, 12))]
+            assert [list(row.ids) for row in result.rows] == [
+                plain(model, p, max_new_tokens=20) for p in (X, tiny.ids(3, 12))
+            ]
 
 
 def test_STA_02_an_encoder_decoder_is_refused_by_name() -> None:
     import transformers
 
     shape = {"d_kv": 8, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "decoder_start_token_id": 0}
-    model = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=64, d_model=32, num_heads=4, **shape))
+    model = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=64, d_model=32, num_heads=4, **shape)
+    )
     with no_forward(model), pytest.raises(ValueError, match="T5ForConditionalGeneration.*encoder-decoder"):
         spec(model, X, max_new_tokens=4, assistant_early_exit=1)
 
@@ -334,4 +350,6 @@ def test_the_composite_class_works_too() -> None:
     ids, mask = padded([X, tiny.ids(3, 12)])
     for exit in range(1, 6):
         result = spec(model, ids, attention_mask=mask, max_new_tokens=16, assistant_early_exit=exit, **STEADY)
-        assert [list(row.ids) for row in result.rows] == [plain(model, p, max_new_tokens=16) for p in (X, tiny.ids(3, 12))]
+        assert [list(row.ids) for row in result.rows] == [
+            plain(model, p, max_new_tokens=16) for p in (X, tiny.ids(3, 12))
+        ]

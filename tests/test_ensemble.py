@@ -179,7 +179,9 @@ def test_SMP_05_greedy_takes_the_argmax_of_the_mix(w: float) -> None:
 
 def test_SMP_05_the_smaller_the_weight_the_more_is_accepted() -> None:
     rates = [
-        spec(G_T, X, max_new_tokens=60, assistant_model=G_D, assistant_ensemble_weight=w, **STEADY).draft_acceptance_rate
+        spec(
+            G_T, X, max_new_tokens=60, assistant_model=G_D, assistant_ensemble_weight=w, **STEADY
+        ).draft_acceptance_rate
         for w in (0.999, 0.5, 0.01)
     ]
     assert rates == sorted(rates)
@@ -273,5 +275,7 @@ def test_every_drafter_with_a_law_can_be_mixed(which: int) -> None:
     even = spec(model, X, max_new_tokens=30, assistant_ensemble_weight=0.999999, **how, **STEADY)
     assert sure.draft_acceptance_rate > 0.8
     assert list(even.ids) == plain(model, X, max_new_tokens=30)
-    sampled = specnb.generate(model, X, do_sample=True, seed=1, max_new_tokens=20, assistant_ensemble_weight=0.5, **how, **STEADY)
+    sampled = specnb.generate(
+        model, X, do_sample=True, seed=1, max_new_tokens=20, assistant_ensemble_weight=0.5, **how, **STEADY
+    )
     assert sampled.lossy and len(sampled.ids) == 20

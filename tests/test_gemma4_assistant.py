@@ -61,10 +61,14 @@ def clean(model: PreTrainedModel, assistant: PreTrainedModel, ids: list[int], dr
     return torch.stack(logits)
 
 
-def check(drafts: list[tuple[list[int], list[int], Tensor]], model: PreTrainedModel, assistant: PreTrainedModel) -> None:
+def check(
+    drafts: list[tuple[list[int], list[int], Tensor]], model: PreTrainedModel, assistant: PreTrainedModel
+) -> None:
     for ids, tokens, logits in drafts:
         expected = clean(model, assistant, ids, tokens)
-        near = torch.isclose(logits, expected, atol=1e-4, rtol=0)  # ordered embeddings leave most tokens at the lowest number
+        near = torch.isclose(
+            logits, expected, atol=1e-4, rtol=0
+        )  # ordered embeddings leave most tokens at the lowest number
         assert bool(near.all()), (len(ids), tokens, float((logits - expected).abs().max()))
 
 

@@ -104,7 +104,9 @@ class Boom(Exception):
 def run(name: str, **options: Any) -> specnb.GenerationResult:
     model, how, _ = way(name.removesuffix(" sampling"))
     if name.endswith(" sampling"):
-        return specnb.generate(model, X, attention_mask=torch.ones_like(X), do_sample=True, seed=3, max_new_tokens=NEW, **how | options)
+        return specnb.generate(
+            model, X, attention_mask=torch.ones_like(X), do_sample=True, seed=3, max_new_tokens=NEW, **how | options
+        )
     return spec(model, X, max_new_tokens=NEW, **how | options)
 
 
@@ -148,7 +150,11 @@ def test_two_threads_on_one_model(name: str) -> None:
     def text(i: int, plainly: bool = False) -> list[int]:
         given = {} if plainly else how
         mask = torch.ones_like(prompts[i])
-        return list(specnb.generate(model, prompts[i], attention_mask=mask, seed=i if sample["do_sample"] else None, **sample, **given).ids)
+        return list(
+            specnb.generate(
+                model, prompts[i], attention_mask=mask, seed=i if sample["do_sample"] else None, **sample, **given
+            ).ids
+        )
 
     alone = [text(0), text(1), text(0, plainly=True)]
     for jobs in ([lambda: text(0), lambda: text(1)], [lambda: text(0), lambda: text(1), lambda: text(0, plainly=True)]):
@@ -197,7 +203,9 @@ def test_options_given_to_generate_itself(name: str) -> None:
     how = {key: value for key, value in how.items() if value != 0} | {"assistant_confidence_threshold": 0.01}
     if name == "prompt lookup":
         del how["assistant_confidence_threshold"]
-    out = model.generate(X, attention_mask=torch.ones_like(X), do_sample=False, max_new_tokens=12, custom_generate=decoder, **how)
+    out = model.generate(
+        X, attention_mask=torch.ones_like(X), do_sample=False, max_new_tokens=12, custom_generate=decoder, **how
+    )
     assert out[0, 7:].tolist() == plain(model, X, max_new_tokens=12)
     assert decoder.result is not None
     assert decoder.result.method == {"MTP": "mtp_layers"}.get(name, name.replace(" ", "_"))

@@ -79,7 +79,7 @@ def drafting() -> Iterator[list[tuple[list[int], list[int], Tensor]]]:
 
     def record(self: Growing, logits: Tensor) -> None:
         at = (self.row.index, len(self.row.ids))
-        ids, tokens, rows = seen.setdefault(at, (list(self.row.ids), [], []))
+        _, tokens, rows = seen.setdefault(at, (list(self.row.ids), [], []))
         rows.append(logits.detach().clone())
         add(self, logits)
         tokens[:] = self.tokens
@@ -133,7 +133,9 @@ def test_options_and_attentions(kind: str) -> None:
     eager.set_attn_implementation("eager")
     ids, mask = padded(PROMPTS)
     with drafting() as drafts:
-        result = spec(eager, ids, attention_mask=mask, max_new_tokens=20, use_mtp=True, num_assistant_tokens=3, **STEADY)
+        result = spec(
+            eager, ids, attention_mask=mask, max_new_tokens=20, use_mtp=True, num_assistant_tokens=3, **STEADY
+        )
     assert [list(row.ids) for row in result.rows] == [plain(model, p, max_new_tokens=20) for p in PROMPTS]
     for text, tokens, logits in drafts:
         assert (clean(model, text, tokens) - logits).abs().max() < 1e-4
@@ -303,7 +305,9 @@ def refused(folder: Path, *words: str) -> None:
     assert list(spec(model, X, max_new_tokens=4).ids) == plain(model, X, max_new_tokens=4)
 
 
-@pytest.mark.parametrize("drop", ["", "eh_proj", "enorm", "shared_head.norm", "self_attn.o_proj", "mlp.experts.2.", "layers.4."])
+@pytest.mark.parametrize(
+    "drop", ["", "eh_proj", "enorm", "shared_head.norm", "self_attn.o_proj", "mlp.experts.2.", "layers.4."]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_MTP_01_missing_tensors_are_named(kind: str, drop: str, tmp_path: Path) -> None:
     folder = write_mtp(tmp_path / "checkpoint", kind, 3, 2, drop=drop)
@@ -325,7 +329,10 @@ def test_MTP_01_no_layers_in_the_config(tmp_path: Path) -> None:
 def test_MTP_01_a_model_that_was_never_loaded() -> None:
     model = tiny.glm4_moe()
     model.config.num_mtp_layers = 1
-    with no_forward(model), pytest.raises(ValueError, match=r"not loaded from a checkpoint.*layers\.4\..*from_pretrained"):
+    with (
+        no_forward(model),
+        pytest.raises(ValueError, match=r"not loaded from a checkpoint.*layers\.4\..*from_pretrained"),
+    ):
         spec(model, X, max_new_tokens=4, use_mtp=True)
 
 
@@ -479,4 +486,4 @@ def test_weights_of_two_checkpoints_are_not_mixed_up() -> None:
             assert (clean(model, text, tokens) - logits).abs().max() < 1e-4
         drafted.append(drafts[0][2])
     assert not torch.allclose(*drafted)
-    assert checkpoints.VOCAB == drafted[0].shape[-1]
+    assert drafted[0].shape[-1] == checkpoints.VOCAB

@@ -92,7 +92,9 @@ def distances(samples: list[tuple[int, ...]], law: Tensor) -> tuple[list[float],
 
 
 def follows(samples: list[tuple[int, ...]], law: Tensor) -> bool:
-    return all(d < bound for d, bound in zip(*distances(samples, law), strict=True))
+    return all(
+        d <= bound + 1e-9 for d, bound in zip(*distances(samples, law), strict=True)
+    )  # what is certain has no noise
 
 
 def run(name: str, setting: str, **options: Any) -> tuple[list[tuple[int, ...]], int, int]:
@@ -131,7 +133,7 @@ def test_joint_law_with_block_verification(name: str) -> None:
 def test_joint_law_with_a_confidence_threshold_and_a_schedule(name: str) -> None:
     """Where a draft ends depends on what was drawn; the law must not."""
     options = {"assistant_confidence_threshold": 0.3, "num_assistant_tokens_schedule": "heuristic"}
-    assert follows(run(name, "top-p", **options)[0], exact(name, "top-p"))
+    assert follows(run(name, "all", **options)[0], exact(name, "all"))
 
 
 @pytest.mark.parametrize("name", ["early exit", "MTP GLM"])
@@ -242,7 +244,9 @@ def test_universal_with_an_unlucky_table_is_caught(monkeypatch: pytest.MonkeyPat
 # ---------------------------------------------------------------- seeds
 @pytest.mark.parametrize("name", NAMES)
 def test_a_seed_decides_whatever_ran_before(name: str) -> None:
-    options = {"do_sample": True, "top_k": 0, "max_new_tokens": 25, "attention_mask": torch.ones_like(PROMPT)} | method(name)
+    options = {"do_sample": True, "top_k": 0, "max_new_tokens": 25, "attention_mask": torch.ones_like(PROMPT)} | method(
+        name
+    )
     first = specnb.generate(target(name), PROMPT, seed=5, **options)
     torch.manual_seed(99)
     before = torch.get_rng_state()
@@ -270,7 +274,13 @@ def test_prompt_lookup_writes_what_plain_sampling_writes_with_the_same_seed() ->
     model = test_sampling.target()
     for setting in SETTINGS.values():
         for seed in range(4):
-            given = {"do_sample": True, "max_new_tokens": 30, "seed": seed, "attention_mask": torch.ones_like(PROMPT), **setting}
+            given = {
+                "do_sample": True,
+                "max_new_tokens": 30,
+                "seed": seed,
+                "attention_mask": torch.ones_like(PROMPT),
+                **setting,
+            }
             copied = specnb.generate(model, PROMPT, method="prompt_lookup", num_assistant_tokens=4, **given)
             assert copied.ids == specnb.generate(model, PROMPT, **given).ids
             assert copied.num_draft_tokens

@@ -17,7 +17,7 @@ TAGS = {"accepted": "ins", "corrected": "mark", "bonus": "b", "plain": ""}
 STYLE = (
     "<style>"
     ".specnb{line-height:1.6}"
-    ".specnb pre{white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:plaintext;font:inherit;line-height:1.8;"
+    ".specnb pre{white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;unicode-bidi:plaintext;font:inherit;line-height:1.8;"
     "margin:.3em 0;padding:0;border:0;background:none;color:inherit}"
     ".specnb ins{text-decoration:underline 2px #2e9e5b;text-underline-offset:3px}"
     ".specnb mark{color:inherit;background:rgba(230,140,0,.22);text-decoration:underline wavy 1px #d97e00}"

@@ -77,10 +77,8 @@ def ahead(mtp: Any, layer: int, states: Tensor, batch: Batch, depth: int) -> Ten
     embedded = mtp.embed_tokens(batch.ids.roll(-depth, 1))
     at = (torch.arange(width) + depth)[None].expand(len(batch.ids), -1)
     mask = batch.mask[:, None, None, :].bool() & torch.ones(width, width).tril().bool()
-    out: Tensor = mtp.layers[layer](
-        embedded, states, position_embeddings=mtp.rotary_emb(embedded, position_ids=at), position_ids=at,
-        attention_mask=mask, cache=None,
-    )  # fmt: skip
+    angles = mtp.rotary_emb(embedded, position_ids=at)
+    out: Tensor = mtp.layers[layer](embedded, states, angles, mask, at, None)
     return out
 
 

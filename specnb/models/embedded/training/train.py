@@ -24,7 +24,7 @@ RECIPES: dict[str, tuple[Callable[[Path, Sequence[int]], dict[str, Any]], tuple[
     "tiny-llama-other": (llama.other, (1000,)),
     "tiny-gemma4": (gemma4.target, (2000, 700)),
     "tiny-gemma4-assistant": (gemma4.assistant, (800,)),
-    "tiny-glm4-moe": (glm4_moe.target, (1200, 1400)),
+    "tiny-glm4-moe": (glm4_moe.target, (1200, 1700)),
 }
 """For each model: how it is made, and in how many steps (of each part). The order matters: a drafter needs its target."""
 
