@@ -90,9 +90,9 @@ def test_long_results_are_drawn_quickly() -> None:
     import time
 
     many = result(steps=STEPS * 3000)
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(many.plot().png()) < 200_000
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_NBT_02_text_forms_hold_no_times() -> None:
