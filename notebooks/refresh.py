@@ -124,7 +124,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             problems = problems_of(nbformat.read(path, as_version=4))
             if problems:
                 failed = True
-                print(f"{path.name}: {'; '.join(problems)}.\nRun: python notebooks/refresh.py {path.name}", file=sys.stderr)
+                print(
+                    f"{path.name}: {'; '.join(problems)}.\nRun: python notebooks/refresh.py {path.name}",
+                    file=sys.stderr,
+                )
         else:
             start = time.monotonic()
             run(path)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import copy
 import datetime
+import itertools
 import platform
 import statistics
 import time
@@ -22,8 +23,9 @@ import torch
 import transformers
 
 import specnb
+from specnb.decoding.packed import fastest
 
-CODE = '''def total(items):
+CODE = """def total(items):
     result = 0
     for item in items:
         result = result + item.price * item.count
@@ -35,7 +37,7 @@ def average(items):
     for item in items:
         result = result + item.price * item.count
     return result / len(items)
-'''
+"""
 STORY = (
     "The lighthouse on the northern cape was built in 1874 after three ships were lost on the reef in a single winter. For "
     "eighty years a keeper lived there with his family and lit the lamp every evening. In 1955 the lamp was replaced by an "
@@ -83,8 +85,12 @@ def against_transformers(pair: specnb.Pair, new: int, repeats: int) -> None:
     target, draft = pair.target, specnb.truncate(pair.target, 6)
     theirs = copy.copy(draft)
     theirs.generation_config = copy.deepcopy(draft.generation_config)
-    theirs.generation_config.update(num_assistant_tokens=3, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.4)
-    print(f"\n{'prompt':<12}{'method':<16}{'plain s':>9}{'HF own s':>10}{'specnb s':>10}{'x plain':>9}{'x HF own':>10}  same text")
+    theirs.generation_config.update(
+        num_assistant_tokens=3, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.4
+    )
+    print(
+        f"\n{'prompt':<12}{'method':<16}{'plain s':>9}{'HF own s':>10}{'specnb s':>10}{'x plain':>9}{'x HF own':>10}  same text"
+    )
     for title, prompt in PROMPTS.items():
         ids = pair.tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True,
                                                  return_tensors="pt", return_dict=True)["input_ids"]  # fmt: skip
@@ -93,6 +99,7 @@ def against_transformers(pair: specnb.Pair, new: int, repeats: int) -> None:
             ("prompt lookup", {"prompt_lookup_num_tokens": 8, "max_matching_ngram_size": 3},
              {"prompt_lookup_num_tokens": 8, "max_matching_ngram_size": 3}),
             ("draft model", {"assistant_model": theirs}, {"assistant_model": draft, "num_assistant_tokens": 3}),
+            ("early exit", {"assistant_early_exit": 20, "num_assistant_tokens": 3}, {"assistant_early_exit": 20, "num_assistant_tokens": 3}),
         ):  # fmt: skip
             seconds, results = interleaved({
                 "plain": lambda given=given: target.generate(**given),
@@ -101,29 +108,44 @@ def against_transformers(pair: specnb.Pair, new: int, repeats: int) -> None:
             }, repeats)  # fmt: skip
             same = torch.equal(results["plain"], results["specnb"])
             a, b, c = seconds["plain"], seconds["HF"], seconds["specnb"]
-            print(f"{title:<12}{method:<16}{a:>9.2f}{b:>10.2f}{c:>10.2f}{a / c:>9.2f}{b / c:>10.2f}  {'yes' if same else 'NO'}")
+            print(
+                f"{title:<12}{method:<16}{a:>9.2f}{b:>10.2f}{c:>10.2f}{a / c:>9.2f}{b / c:>10.2f}  {'yes' if same else 'NO'}"
+            )
 
 
 def own_share(pair: specnb.Pair, new: int) -> None:
     target, draft = pair.target, specnb.truncate(pair.target, 6)
     print(f"\n{'own share of the time':<36}{'total s':>9}{'forwards s':>12}{'own %':>8}")
-    for title, options in (("plain", {}), ("prompt lookup", {"prompt_lookup_num_tokens": 8}), ("draft model", {"assistant_model": draft})):
+    for title, options in (
+        ("plain", {}),
+        ("prompt lookup", {"prompt_lookup_num_tokens": 8}),
+        ("draft model", {"assistant_model": draft}),
+    ):
         for _ in range(2):  # the first is a warm-up
-            with timed_forwards(target, draft) as spent:
-                result = specnb.generate(target, PROMPTS["summarise"], tokenizer=pair.tokenizer, max_new_tokens=new, do_sample=False, **options)
+            with timed_forwards(fastest(target), fastest(draft)) as spent:
+                result = specnb.generate(
+                    target,
+                    PROMPTS["summarise"],
+                    tokenizer=pair.tokenizer,
+                    max_new_tokens=new,
+                    do_sample=False,
+                    **options,
+                )
         print(f"{title:<36}{result.seconds:>9.2f}{spent[0]:>12.2f}{100 * (1 - spent[0] / result.seconds):>8.2f}")
 
 
 def context_cost(pair: specnb.Pair) -> None:
-    print(f"\n{'step time at context of':<36}{'256':>9}{'4096':>9}   (ms; prompt lookup k=8, medians; own: outside forwards)")
+    print(
+        f"\n{'step time at context of':<36}{'256':>9}{'4096':>9}   (ms; prompt lookup k=8, medians; own: outside forwards)"
+    )
     ids = pair.tokenizer(STORY * 60, return_tensors="pt").input_ids
     whole, own = [], []
     for length in (256, 4096):
-        with timed_forwards(pair.target) as spent:
+        with timed_forwards(fastest(pair.target)) as spent:
             marks: list[tuple[float, float]] = []
             specnb.generate(pair.target, ids[:, :length], max_new_tokens=64, do_sample=False, prompt_lookup_num_tokens=8,
                             on_step=lambda step, marks=marks, spent=spent: marks.append((time.perf_counter(), spent[0])))  # fmt: skip
-        steps = [(b[0] - a[0], b[1] - a[1]) for a, b in zip(marks[1:], marks[2:], strict=False)]
+        steps = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(marks)]
         whole.append(1e3 * statistics.median(s for s, _ in steps))
         own.append(1e3 * statistics.median(s - f for s, f in steps))
     print(f"{'whole step':<36}{whole[0]:>9.2f}{whole[1]:>9.2f}\n{'own part':<36}{own[0]:>9.2f}{own[1]:>9.2f}")
@@ -134,12 +156,13 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--no-pack", action="store_true", help="without packed weights, as transformers runs them")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     transformers.logging.set_verbosity_error()
     print(f"{datetime.date.today()}, {platform.machine()}, {args.threads} thread(s), torch {torch.__version__}, "
-          f"transformers {transformers.__version__}, SmolLM2-135M-Instruct (Q4_1, dequantised), float32")  # fmt: skip
-    smol = specnb.load("smollm2-135m-q4")
+          f"transformers {transformers.__version__}, SmolLM2-135M-Instruct (Q4_1, dequantised), float32, weights {'as they are' if args.no_pack else 'packed for specnb'}")  # fmt: skip
+    smol = specnb.load("smollm2-135m-q4", pack=not args.no_pack)
     own_share(smol, args.max_new_tokens)
     context_cost(smol)
     against_transformers(smol, args.max_new_tokens, args.repeats)

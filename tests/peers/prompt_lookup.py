@@ -39,7 +39,9 @@ def arms(pair: Any, unpacked: Any, k: int) -> dict[str, Arm]:
 
     def ours(ids: torch.Tensor, new: int, target: Any = pair.target, **options: Any) -> list[int]:
         mask = torch.ones_like(ids)
-        return list(specnb.generate(target, ids, attention_mask=mask, max_new_tokens=new, do_sample=False, **options).ids)
+        return list(
+            specnb.generate(target, ids, attention_mask=mask, max_new_tokens=new, do_sample=False, **options).ids
+        )
 
     found: dict[str, Arm] = {
         "plain": theirs,
@@ -104,9 +106,17 @@ def main() -> None:
             for name in compared:
                 ratios[kind][name].append(medians["plain"] / medians[name])
                 same[name] &= texts[name] == texts["plain"]
-    where = environment(pair) | {"k": args.num_assistant_tokens, "max_new_tokens": args.max_new_tokens, "repeats": args.repeats}
+    where = environment(pair) | {
+        "k": args.num_assistant_tokens,
+        "max_new_tokens": args.max_new_tokens,
+        "repeats": args.repeats,
+    }
     print(", ".join(f"{key}: {value}" for key, value in where.items()))
-    print(f"\n{'x plain, median (lowest) of the prompts':<42}" + "".join(f"{kind:>22}" for kind in args.kinds) + "  same text")
+    print(
+        f"\n{'x plain, median (lowest) of the prompts':<42}"
+        + "".join(f"{kind:>22}" for kind in args.kinds)
+        + "  same text"
+    )
     for name in compared:
         cells = [f"{statistics.median(ratios[kind][name]):.2f} ({min(ratios[kind][name]):.2f})" for kind in args.kinds]
         print(f"{name:<42}" + "".join(f"{cell:>22}" for cell in cells) + f"  {'yes' if same[name] else 'NO'}")

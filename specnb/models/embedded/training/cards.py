@@ -82,7 +82,7 @@ template makes of a message. The folder loads with `AutoModelForCausalLM.from_pr
 
 The text was written by the seeded program `training/data.py` beside this folder (stories, questions about a text, summaries, edits of
 texts and of code, lists, instructions, small talk); nothing was taken from elsewhere. Training took {steps:,} steps, {tokens:,} tokens
-and {minutes:.0f} minutes on one shared CPU core; `training/log.json` has the course of it, `training/train.py` does it again.
+and {minutes:.0f} minutes on one shared CPU core; `training/log.json` has the course of it, `training/train.py` does it again (`../README.md` says how closely).
 
 ## Figures
 
