@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_CART = '''class Cart:
+_CART = """class Cart:
     def __init__(self):
         self.items = []
 
@@ -14,8 +14,8 @@ _CART = '''class Cart:
         for item in self.items:
             result += item["price"] * item["count"]
         return result
-'''
-_TEMPERATURE = '''def celsius_to_fahrenheit(value):
+"""
+_TEMPERATURE = """def celsius_to_fahrenheit(value):
     return value * 9 / 5 + 32
 
 
@@ -29,8 +29,8 @@ def describe(value):
     if value < 20:
         return "cool"
     return "warm"
-'''
-_LOG = '''import datetime
+"""
+_LOG = """import datetime
 
 
 def write_log(path, message):
@@ -42,8 +42,8 @@ def write_log(path, message):
 def read_log(path):
     with open(path) as file:
         return [line.rstrip("\\n") for line in file]
-'''
-_STACK = '''class Stack:
+"""
+_STACK = """class Stack:
     def __init__(self):
         self.values = []
 
@@ -57,7 +57,7 @@ _STACK = '''class Stack:
 
     def size(self):
         return len(self.values)
-'''
+"""
 _LIGHTHOUSE = (
     "The lighthouse on the northern cape was built in 1874 after three ships were lost on the reef in a single winter. For "
     "eighty years a keeper lived there with his family and lit the lamp every evening. In 1955 the lamp was replaced by an "

@@ -87,7 +87,11 @@ def test_outputs_are_static(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_NBT_02_no_paths_addresses_or_times(name: str) -> None:
     notebook = read(name)
-    rules = [line.split(": ", 1)[1] for line in (FOLDER / "sanitize.cfg").read_text().splitlines() if line.startswith("regex: ")]
+    rules = [
+        line.split(": ", 1)[1]
+        for line in (FOLDER / "sanitize.cfg").read_text().splitlines()
+        if line.startswith("regex: ")
+    ]
     for cell in code(notebook):
         for output in cell.outputs:
             texts = [output.get("text", ""), *(v for k, v in output.get("data", {}).items() if k != "image/png")]
@@ -129,7 +133,9 @@ def test_first_cells(name: str) -> None:
 def test_claims_are_asserted_and_things_shown(name: str) -> None:
     cells = code(read(name))
     assert sum("assert " in cell.source for cell in cells) >= 5
-    assert sum("<img" in str(o.get("data", "")) or "image/png" in o.get("data", {}) for c in cells for o in c.outputs) >= 2
+    assert (
+        sum("<img" in str(o.get("data", "")) or "image/png" in o.get("data", {}) for c in cells for o in c.outputs) >= 2
+    )
     ignored = [cell for cell in cells if "nbval-ignore-output" in cell.metadata.get("tags", [])]
     assert len(ignored) <= len(cells) // 3, "most outputs are compared"
     assert all(len(cell.source.splitlines()) <= 40 for cell in cells), "short cells"
@@ -142,11 +148,16 @@ def test_check_refuses_missing_or_old_outputs(tmp_path: Path) -> None:
         cell.outputs, cell.execution_count = [], None
     code(stale)[-1].source += "\n"
     code(broken)[-1].outputs = [nbformat.v4.new_output("stream", name="stderr", text="UsageError: no such option")]
-    for number, (notebook, words) in enumerate([(empty, "missing"), (stale, "changed"), (broken, "refused its arguments")]):
+    for number, (notebook, words) in enumerate(
+        [(empty, "missing"), (stale, "changed"), (broken, "refused its arguments")]
+    ):
         path = tmp_path / f"0{number}_x.ipynb"
         nbformat.write(notebook, path)
         done = subprocess.run(
-            [sys.executable, str(FOLDER / "refresh.py"), "--check", str(path)], capture_output=True, text=True, check=False
+            [sys.executable, str(FOLDER / "refresh.py"), "--check", str(path)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 1 and words in done.stderr, done.stderr
 
@@ -158,9 +169,21 @@ def test_the_guard_fails_a_silent_usage_error(tmp_path: Path) -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
     nbformat.write(notebook, tmp_path / "guard.ipynb")
     (tmp_path / "conftest.py").write_text((FOLDER / "conftest.py").read_text())
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--nbval", "--nbval-current-env", "-q", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "--nbval",
+        "--nbval-current-env",
+        "-q",
+        str(tmp_path),
+    ]
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths})
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}
+    )
     assert "2 failed, 2 passed" in done.stdout, done.stdout + done.stderr
     assert "unknown option '--nope'" in done.stdout and "written to stderr: note" in done.stdout
 

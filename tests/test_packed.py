@@ -34,7 +34,12 @@ def test_packed_logits_and_text(family: str) -> None:
     assert packed.fastest(model) is view
     with torch.no_grad():
         assert torch.allclose(view(ids).logits, model(ids).logits, atol=1e-4, rtol=1e-4)
-    for options in ({}, {"prompt_lookup_num_tokens": 4}, {"assistant_early_exit": 1}, {"assistant_model": tiny.noisy(model, 0.03)}):
+    for options in (
+        {},
+        {"prompt_lookup_num_tokens": 4},
+        {"assistant_early_exit": 1},
+        {"assistant_model": tiny.noisy(model, 0.03)},
+    ):
         assert torch.equal(specnb.generate(model, ids, max_new_tokens=20, do_sample=False, **options).sequences, plain)
     assert dict(model.named_modules()) == modules
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

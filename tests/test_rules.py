@@ -100,7 +100,10 @@ def block_rule(p: Model, q: Model, draft: Text, kind: str) -> Iterator[tuple[Tex
 
 
 RULES = {"token": token_rule, "block": block_rule}
-STOPS: dict[str, Callable[[Text], bool]] = {"full": lambda text: False, "confident": lambda text: (sum(text) + len(text)) % 3 == 0}
+STOPS: dict[str, Callable[[Text], bool]] = {
+    "full": lambda text: False,
+    "confident": lambda text: (sum(text) + len(text)) % 3 == 0,
+}
 
 
 @pytest.mark.parametrize("stop", STOPS)

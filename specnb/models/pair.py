@@ -71,7 +71,7 @@ def check_pair(target: Any, tokenizer: Any = None, assistant: Any = None, assist
     """Check, before anything runs, that `assistant` can draft for `target`; ValueError with the reason if it cannot.
 
     Tokenizers are compared by what they do (`difference`), never by size: padded embeddings are fine, and equal sizes
-    prove nothing. Without both tokenizers there is nothing to compare and the pair is taken as given. Tokenizers may be
+    prove nothing; where they differ, universal decoding is the method. Without both tokenizers there is nothing to compare and the pair is taken as given. Tokenizers may be
     processors. The models are not run.
     """
     _refuse_empty(target, "the target")
