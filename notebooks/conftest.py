@@ -7,28 +7,13 @@ fail the cell, and so does a script in an output.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator
 from typing import Any
 
 import pytest
+from refresh import SETTINGS, faults
 
-SETTINGS = {"SPECNB_LIVE": "0", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 os.environ.update(SETTINGS)  # before a kernel starts, which inherits them
-
-
-def faults(outputs: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What must not be in a cell's outputs, in a line each."""
-    found = []
-    for output in outputs:
-        text = str(output.get("text", ""))
-        if "UsageError" in text or output.get("ename") == "UsageError":
-            found.append(f"a magic refused its arguments: {text.strip() or output.get('evalue')}")
-        elif output.get("name") == "stderr":
-            found.append(f"written to stderr: {text.strip()}")
-        html = "".join(output.get("data", {}).get("text/html", ""))
-        if "<script" in html.lower() or any("javascript" in kind for kind in output.get("data", {})):
-            found.append("an output with a script")
-    return found
 
 
 @pytest.hookimpl(wrapper=True)

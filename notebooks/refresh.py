@@ -14,7 +14,7 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,8 @@ import nbformat
 HERE = Path(__file__).resolve().parent
 WIDGET = "application/vnd.jupyter.widget-view+json"
 IMAGE = '<img alt="'
-
-sys.path.insert(0, str(HERE))
-from conftest import SETTINGS, faults  # noqa: E402
+SETTINGS = {"SPECNB_LIVE": "0", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""Environment of the kernels, here and under nbval: no live display, no network, one thread."""
 
 
 def all_notebooks() -> list[Path]:
@@ -83,6 +82,21 @@ def normalise(notebook: Any) -> None:
             data.pop(WIDGET, None)
             if IMAGE in data.get("text/html", ""):
                 data.pop("image/png", None)  # the same picture, without its alt text
+
+
+def faults(outputs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What must not be in a cell's outputs, in a line each."""
+    found = []
+    for output in outputs:
+        text = str(output.get("text", ""))
+        if "UsageError" in text or output.get("ename") == "UsageError":
+            found.append(f"a magic refused its arguments: {text.strip() or output.get('evalue')}")
+        elif output.get("name") == "stderr":
+            found.append(f"written to stderr: {text.strip()}")
+        html = "".join(output.get("data", {}).get("text/html", ""))
+        if "<script" in html.lower() or any("javascript" in kind for kind in output.get("data", {})):
+            found.append("an output with a script")
+    return found
 
 
 def joined(outputs: Sequence[Any]) -> list[Any]:

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,21 +31,16 @@ MODELS = {
 }
 
 
-def module(name: str) -> ModuleType:
-    """A module of the notebooks' folder, which is no package; `conftest` is the folder's own, not this one's."""
-    from importlib import util
-
-    spec = util.spec_from_file_location(f"notebooks_{name}", FOLDER / f"{name}.py")
+def load_refresh() -> ModuleType:
+    """`notebooks/refresh.py`, which is in no package."""
+    spec = util.spec_from_file_location("refresh", FOLDER / "refresh.py")
     assert spec is not None and spec.loader is not None
     loaded = util.module_from_spec(spec)
-    environment = dict(os.environ)
     spec.loader.exec_module(loaded)
-    os.environ.clear()
-    os.environ.update(environment)
     return loaded
 
 
-refresh = module("refresh")
+refresh = load_refresh()
 
 
 def read(name: str) -> Any:
@@ -168,7 +164,8 @@ def test_the_guard_fails_a_silent_usage_error(tmp_path: Path) -> None:
     cells = ["%load_ext specnb", "%%specgen --nope 1\nprompt", "import sys\nprint('note', file=sys.stderr)", "print(1)"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
     nbformat.write(notebook, tmp_path / "guard.ipynb")
-    (tmp_path / "conftest.py").write_text((FOLDER / "conftest.py").read_text())
+    for name in ("conftest.py", "refresh.py"):
+        (tmp_path / name).write_text((FOLDER / name).read_text())
     command = [
         sys.executable,
         "-m",
