@@ -84,7 +84,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("num_assistant_tokens_schedule", str, None,
            "how the draft length follows the acceptance: constant, heuristic (+2 when all were accepted, else -1), or adaptive "
            "(what promises most tokens per second, from measured costs and acceptance). Left out: constant where "
-           "num_assistant_tokens is given or a drafter is sampled from, else adaptive",
+           "num_assistant_tokens is given or a drafter is sampled from (where adaptive would let the text depend on times), else adaptive",
            choices=("constant", "heuristic", "adaptive"), methods=_DRAFTERS),
     Option("assistant_confidence_threshold", float, 0.4,
            "a draft ends after a token the drafter itself gave less than this probability (0: never)",

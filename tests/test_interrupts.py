@@ -73,7 +73,9 @@ def everything(name: str) -> Any:
     for one in models.values():
         state.append(json.dumps([one.config.to_dict(), one.generation_config.to_dict()], default=str, sort_keys=True))
         state.append([(path, id(m), type(m), m.training, sorted(vars(m))) for path, m in one.named_modules()])
-        state.append([(path, id(p), p.requires_grad, float(p.double().sum())) for path, p in one.named_parameters()])
+        state.append(
+            [(path, id(p), p.requires_grad, float(p.detach().double().sum())) for path, p in one.named_parameters()]
+        )
         state.append([(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in one.modules()])
     state += [(t.backend_tokenizer.to_str(), sorted(vars(t)), t.padding_side, t.truncation_side) for t in (BYTE, SP)]
     return state

@@ -180,7 +180,8 @@ def test_proposals_equal_transformers_own_clean_pass(kind: str) -> None:
             with torch.no_grad():
                 states = model.model(text).last_hidden_state[:, : n - 1]
                 drafted, theirs, _ = load_mtp(model)(
-                    input_ids=text[:, 1:], last_hidden_states=states, attention_mask=None, logits_processor=LogitsProcessorList(), full_input_ids=text,
+                    input_ids=text[:, 1:], last_hidden_states=states, attention_mask=torch.ones_like(text[:, 1:]),
+                    logits_processor=LogitsProcessorList(), full_input_ids=text,
                     position_ids=torch.arange(1, n)[None], mtp_cache=MtpCache(config=model.config.get_mtp_config()),
                 )  # fmt: skip
             assert (theirs[0] - logits).abs().max() < 1e-4

@@ -197,4 +197,4 @@ def test_binder_files() -> None:
     tested = dict(re.findall(r"^([a-zA-Z0-9_-]+)==(\S+)$", (ROOT / ".ci/constraints.txt").read_text(), re.MULTILINE))
     assert {"torch", "transformers", "accelerate", "ipywidgets", "matplotlib"} <= set(wanted)
     for package in set(wanted) & set(tested):
-        assert wanted[package] == tested[package], f"{package}: Binder and the tested set differ"
+        assert wanted[package].removesuffix("+cpu") == tested[package], f"{package}: Binder and the tested set differ"

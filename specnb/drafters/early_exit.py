@@ -101,6 +101,8 @@ def check_halves(
     reason: object = "they give other logits"
     try:
         lower(tokens, use_cache=False)
+        if not isinstance(last.value, Tensor):
+            raise TypeError(f"its layers return a {type(last.value).__name__}")
         inject.value = last.value
         halves = upper(tokens, use_cache=False).logits
         if halves.shape == whole.shape and torch.allclose(
