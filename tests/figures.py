@@ -23,32 +23,11 @@ import torch
 import transformers
 
 import specnb
+from specnb import suite
 from specnb.decoding.packed import fastest
 
-CODE = """def total(items):
-    result = 0
-    for item in items:
-        result = result + item.price * item.count
-    return result
-
-
-def average(items):
-    result = 0
-    for item in items:
-        result = result + item.price * item.count
-    return result / len(items)
-"""
-STORY = (
-    "The lighthouse on the northern cape was built in 1874 after three ships were lost on the reef in a single winter. For "
-    "eighty years a keeper lived there with his family and lit the lamp every evening. In 1955 the lamp was replaced by an "
-    "electric light, and the last keeper moved to the village. Today the lighthouse is a small museum, and the reef is a "
-    "place where divers look for what is left of the ships."
-)
-PROMPTS = {
-    "edit code": f"Rename the variable result to total_price in this code and print the whole code again:\n\n{CODE}",
-    "summarise": f"Repeat the following text word for word, then summarise it in one sentence.\n\n{STORY}",
-    "open story": "Write a short story about a clockmaker who finds a letter in an old clock.",
-}
+PROMPTS = {kind: suite.PROMPTS[kind][1] for kind in ("edit code", "summarise", "open story")}
+STORY = suite.PROMPTS["summarise"][0]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from specnb.decoding.borrow import Capture, Inject, Skip, borrow, layers_path
 from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Row
 from specnb.decoding.store import RowStore
+
+
+_CHECKED: WeakKeyDictionary[PreTrainedModel, set[int]] = WeakKeyDictionary()  # exits that `check_halves` let pass
 
 
 class LowerLayers(CachedLM):
@@ -73,7 +77,9 @@ class EarlyExitTarget(CachedLM):
         self._whole = model
         size = {key: options[key] for key in ("capacity", "prefill_chunk_size") if key in options}
         self.lower = LowerLayers(model, exit, rows, self.store, **size)
-        check_halves(model, self.lower.model, self.lower.last, self._upper, self._inject)
+        if exit not in _CHECKED.setdefault(model, set()):
+            check_halves(model, self.lower.model, self.lower.last, self._upper, self._inject)
+            _CHECKED[model].add(exit)
 
     def logits(self, rows: Sequence[Row], extra: Sequence[Sequence[int]], keep: Sequence[int]) -> list[Tensor]:
         if any(extra):
