@@ -19,7 +19,6 @@ from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Row
 from specnb.decoding.store import RowStore
 
-
 _CHECKED: WeakKeyDictionary[PreTrainedModel, set[int]] = WeakKeyDictionary()  # exits that `check_halves` let pass
 
 
