@@ -6,7 +6,7 @@ variation; the bound is what an equally large sample drawn from the law itself s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -20,6 +20,8 @@ from transformers.generation import logits_process
 
 import specnb
 from specnb.decoding import verify
+from specnb.decoding.contracts import Draft, Verdict
+from specnb.decoding.probabilities import Law
 from specnb.drafters import draft_model
 
 VOCAB, NEW = 8, 3
@@ -185,19 +187,32 @@ def accept_all(p: Tensor, q: Tensor | None, x: int) -> Tensor:
     return torch.ones(())
 
 
-WRONG: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
-    "a correction drawn from p": ("draft_model", verify, "residual", p_itself),
-    "every draft accepted": ("draft_model", verify, "acceptance", accept_all),
-    "a copy accepted and corrected from p": ("prompt_lookup", verify, "residual", p_itself),
-    "every copy accepted": ("prompt_lookup", verify, "acceptance", accept_all),
+WRONG: dict[str, tuple[str, Callable[..., Any]]] = {
+    "a correction drawn from p": ("residual", p_itself),
+    "every draft accepted": ("acceptance", accept_all),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_the_comparison_catches_wrong_rules(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, module, function, replacement = WRONG[wrong]
-    monkeypatch.setattr(module, function, replacement)
-    assert not follows(sampled(name, "plain"), "plain")
+    function, replacement = WRONG[wrong]
+    monkeypatch.setattr(verify, function, replacement)
+    assert not follows(sampled("draft_model", "plain"), "plain")
+
+
+@pytest.mark.parametrize("wrong", ["every copy accepted", "accepted by p, corrected from p"])
+def test_the_comparison_catches_wrong_rules_for_copies(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rule(law: Law, draft: Draft, generator: torch.Generator) -> Iterator[Verdict]:
+        for i, x in enumerate(draft.tokens):
+            p = law.probs(i)
+            stands = wrong == "every copy accepted" or bool(torch.rand((), generator=generator) < p[x])
+            yield Verdict(x if stands else verify.draw(p, generator), stands)
+            if not stands:
+                return
+        yield Verdict(verify.draw(law.probs(len(draft.tokens)), generator), False)
+
+    monkeypatch.setitem(verify.RULES, "token", rule)
+    assert not follows(sampled("prompt_lookup", "plain"), "plain")
 
 
 @pytest.mark.parametrize("wrong", ["argmax judged as sampled", "another law reported"])
