@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from specnb.decoding.store import layer_plan
+from specnb.decoding.cached import check_rollback
 from specnb.options import Method
 
 if TYPE_CHECKING:
@@ -55,11 +55,7 @@ def check_model(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
             f"{type(model).__name__} is an encoder-decoder model; specnb decodes decoder-only models (its drafters continue "
             f"the prompt itself). {_PLAIN}"
         )
-    layer_plan(model.config)
-    if getattr(model, "_is_stateful", False):
-        raise ValueError(
-            f"{type(model).__name__} keeps a running state outside its cache, which cannot be rolled back after a rejection. {_PLAIN}"
-        )
+    check_rollback(model)
     if inputs.get("inputs_embeds") is not None:
         raise ValueError("inputs_embeds cannot be used: drafters and logits processors need token ids. Give input_ids.")
 

@@ -13,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 from specnb.decoding.borrow import Capture, borrow
 from specnb.decoding.contracts import Row
 from specnb.decoding.packed import fastest
-from specnb.decoding.store import RowStore
+from specnb.decoding.store import RowStore, layer_plan
 
 _NO_ROWS = ("bloom", "mpt", "falcon", "gpt_neo")  # make a bias or mask of their own from slots or a 2-D mask
 
@@ -43,6 +43,7 @@ class CachedLM:
     def __init__(self, model: PreTrainedModel, rows: Sequence[Row], *, capacity: int = 0, prefill_chunk_size: int | None = None,
                  first_inputs: Mapping[str, Any] | None = None, past: DynamicCache | None = None, store: RowStore | None = None,
                  foreign_ids: bool = False, hidden_states: Literal["all", "kept"] | None = None) -> None:  # fmt: skip
+        check_rollback(model)
         model = fastest(model)
         self.model, self.config = model, model.config.get_text_config(decoder=True)
         self.device = model.get_input_embeddings().weight.device
@@ -212,6 +213,16 @@ class CachedLM:
             raise ValueError(
                 f"several rows at once cannot be decoded with {kind!r}: {reason}. Generate the prompts one by one."
             )
+
+
+def check_rollback(model: PreTrainedModel) -> None:
+    """Raise ValueError, naming the layers where they are known, for a model whose cache cannot be rolled back."""
+    layer_plan(model.config)
+    if getattr(model, "_is_stateful", False):
+        raise ValueError(
+            f"{type(model).__name__} keeps a running state outside its cache that cannot be rolled back after a rejection. "
+            "Use a model whose layers are all attention layers."
+        )
 
 
 def _slice(ids: Sequence[int], extra: Sequence[int], start: int, stop: int) -> list[int]:

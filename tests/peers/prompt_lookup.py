@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--num-assistant-tokens", type=int, default=8)
     parser.add_argument("--kinds", nargs="*", default=["edit code", "summarise", "open story"])
+    parser.add_argument("--prompts", type=int, default=4, help="of each kind")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -92,7 +93,7 @@ def main() -> None:
     ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     same = dict.fromkeys(compared, True)
     for kind in args.kinds:
-        for prompt in PROMPTS[kind]:
+        for prompt in PROMPTS[kind][: args.prompts]:
             ids = prompt_inputs(pair.tokenizer, prompt, device="cpu")["input_ids"]
             seconds: dict[str, list[float]] = defaultdict(list)
             for turn in range(args.repeats + 1):
