@@ -70,7 +70,11 @@ def arms(pair: Any, unpacked: Any, k: int) -> dict[str, Arm]:
                                  sampling=SamplingConfig(gamma=k, temperature=0.0, variant="greedy"))  # fmt: skip
         wrapped = TargetModel("smollm2", torch.device("cpu"), torch.float32, model=model)
         engine = SpeculativeEngine(config, [NgramDrafter()], wrapped)
-        found["flashspec"] = lambda ids, new: engine.generate(ids, max_new_tokens=new).output_ids[0].tolist()
+        found["flashspec"] = lambda ids, new: [
+            token
+            for token in engine.generate(ids, max_new_tokens=new).output_ids[0].tolist()
+            if token >= 0  # -1 is padding
+        ]
     except ImportError:
         print("flashspec is not installed: left out")
     return found
