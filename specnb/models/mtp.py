@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 from textwrap import shorten
 from weakref import WeakKeyDictionary
 
 import torch
+import transformers
+from huggingface_hub import try_to_load_from_cache
+from safetensors import safe_open
 from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 from specnb.decoding.borrow import borrow
 
+_NAMED = 8  # missing tensors that an error lists
+_OWN = {"enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight"}  # what a block has beside a decoder layer's
 _LOADED: WeakKeyDictionary[PreTrainedModel, MtpModel] = WeakKeyDictionary()
 
 
@@ -48,15 +55,58 @@ def load_mtp(model: PreTrainedModel) -> MtpModel:
         )
     _check_dense(model)
     try:
+        model.config.get_mtp_config()
+    except ValueError as error:
+        raise ValueError(
+            f"transformers {transformers.__version__} cannot make MTP layers for {name} ({error}). A newer version may; or use another "
+            "method."
+        ) from error
+    try:
         mtp = MtpModel.from_pretrained(_by_config(model), device_map={"": _last_device(model)})
     except Exception as error:
+        missing = missing_tensors(where, first, count)
+        named = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
+        what = f"it lacks {named}" if missing else shorten(str(error), 300)
         raise ValueError(
-            f"the MTP layers of {where} could not be loaded: tensors {expected} (enorm, hnorm, eh_proj, shared_head.norm and a decoder "
-            f"block each) are needed. Some re-uploads and save_pretrained() drop them; get the original checkpoint. ({shorten(str(error), 300)})"
+            f"the MTP layers of {where} could not be loaded: {what}. Needed are tensors {expected} (enorm, hnorm, eh_proj, "
+            "shared_head.norm and a decoder block each). Some re-uploads and save_pretrained() drop them; get the original checkpoint."
         ) from error
     mtp.layers.eval().to(model.dtype)  # not the whole: embedding and head are the model's own
     _LOADED[model] = mtp
     return mtp
+
+
+def missing_tensors(checkpoint: str, first: int, count: int) -> list[str]:
+    """Names that MTP layers `first` to `first + count - 1` of a checkpoint lack; a layer that is not there at all as `layers.N.*`.
+
+    An MTP block has the tensors of a decoder layer, so the last of those tells what is expected. Empty where the checkpoint's
+    files are not at hand, or named otherwise.
+    """
+    names = {name.split("layers.", 1)[-1]: name for name in _tensor_names(checkpoint)}
+    block = {name.removeprefix(f"{first - 1}.") for name in names if name.startswith(f"{first - 1}.")}
+    head = next((full.split("layers.")[0] for name, full in names.items() if name.startswith(f"{first - 1}.")), "")
+    missing = []
+    for layer in range(first, first + count) if block else ():
+        there = {name.removeprefix(f"{layer}.") for name in names if name.startswith(f"{layer}.")}
+        lacks = sorted((block | _OWN) - there)
+        missing += [f"{head}layers.{layer}.{name}" for name in lacks] if there else [f"{head}layers.{layer}.*"]
+    return missing
+
+
+def _tensor_names(checkpoint: str) -> list[str]:
+    """The names of all tensors of a checkpoint, as far as its files are on this machine."""
+
+    def local(name: str) -> Path | None:
+        at = Path(checkpoint, name)
+        found = str(at) if at.exists() else None if Path(checkpoint).exists() else try_to_load_from_cache(checkpoint, name)
+        return Path(found) if isinstance(found, str) else None
+
+    if index := local("model.safetensors.index.json"):
+        return list(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    if single := local("model.safetensors"):
+        with safe_open(single, "pt") as file:
+            return list(file.keys())
+    return []
 
 
 def _by_config(model: PreTrainedModel) -> PreTrainedModel:
