@@ -162,8 +162,9 @@ def _shape_gemma(model: PreTrainedModel, seed: int, spread: float, post: float) 
 
 
 def gemma4_target(vocab: int = VOCAB, hidden: int = 32, shared: int = 2, per_layer: int = 8, spread: float = 0.25, *,
-                  composite: bool = False) -> PreTrainedModel:  # fmt: skip
-    """Six layers, sliding and full; `shared` last ones reuse keys and values. `composite`: the multimodal class, towers absent."""
+                  composite: bool = False, vision: dict[str, Any] | None = None) -> PreTrainedModel:  # fmt: skip
+    """Six layers, sliding and full; `shared` last ones reuse keys and values. `composite`: the multimodal class, with a vision
+    tower of this shape or without one."""
     types = ["sliding_attention", "sliding_attention", "full_attention"] * 2
     config = Gemma4TextConfig(**_gemma_config(vocab, hidden, 6, shared, per_layer, types))
     model = AutoModelForCausalLM.from_config(config)
@@ -175,8 +176,12 @@ def gemma4_target(vocab: int = VOCAB, hidden: int = 32, shared: int = 2, per_lay
             f"{kind}_token_id": vocab - 1 - i for i, kind in enumerate(("image", "video", "audio", "boi", "eoi", "boa"))
         }
         ids["eoa_token_index"] = vocab - 7
-        whole = Gemma4Config(text_config=config.to_dict(), vision_config=None, audio_config=None, **ids)
-        text, model = model, AutoModelForCausalLM.from_config(whole)
+        reads = {"use_bidirectional_attention": "vision"} if vision else {}
+        whole = Gemma4Config(text_config=config.to_dict() | reads, vision_config=vision, audio_config=None, **ids)
+        text = model
+        with torch.random.fork_rng():
+            torch.manual_seed(15)
+            model = AutoModelForCausalLM.from_config(whole)
         model.model.language_model.load_state_dict(text.model.state_dict())
         model.tie_weights()
     return _quiet(model)

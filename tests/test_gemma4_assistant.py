@@ -256,6 +256,36 @@ def test_the_composite_class_with_token_types_of_the_processor() -> None:
     assert list(spec(model, X, max_new_tokens=20, assistant_model=assistant, **types, **STEADY).ids) == expected
 
 
+def test_an_image_passes_unharmed() -> None:
+    """Pixels, their places and token types of transformers' image processor; image tokens see each other both ways."""
+    from PIL import Image
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+    tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+             "head_dim": 8, "patch_size": 4, "pooling_kernel_size": 2, "position_embedding_size": 128}  # fmt: skip
+    model = gemma4_target(composite=True, vision=tower)
+    assistant = gemma4_drafter(model)
+    process = Gemma4ImageProcessorPil(patch_size=4, pooling_kernel_size=2, max_soft_tokens=70)
+    texts = []
+    for image in (Image.radial_gradient("L").convert("RGB"), Image.linear_gradient("L").convert("RGB")):
+        seen = process(image.resize((48, 40)), return_tensors="pt")
+        soft = int(seen.pop("num_soft_tokens_per_image"))
+        ids = torch.cat([X, torch.full((1, soft), model.config.image_token_id), tiny.ids(5, 4)], 1)
+        inputs = {**seen, "mm_token_type_ids": (ids == model.config.image_token_id).long()}
+        expected = plain(model, ids, max_new_tokens=20, **inputs)
+        before = {name: value.clone() for name, value in inputs.items()}
+        methods = ({"assistant_model": assistant, **STEADY}, {"assistant_early_exit": 2, **STEADY}, {"prompt_lookup_num_tokens": 4})
+        for method in methods:
+            result = spec(model, ids, max_new_tokens=20, **method, **inputs)
+            assert list(result.ids) == expected, method
+            assert result.num_draft_tokens or result.method == "prompt_lookup"
+        assert all(torch.equal(before[name], value) for name, value in inputs.items())
+        with drafting() as drafts:
+            spec(model, ids, max_new_tokens=20, assistant_model=assistant, **inputs, **STEADY)
+        texts.append((expected, [logits for _, _, logits in drafts]))
+    assert texts[0][0] != texts[1][0] or not torch.equal(texts[0][1][0], texts[1][1][0])  # the picture is looked at
+
+
 def test_a_filled_cache_is_continued() -> None:
     from checks import cache_name
     from transformers import DynamicCache
