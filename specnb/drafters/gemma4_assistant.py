@@ -6,7 +6,7 @@ its position stays that of the last token. Gemma 4 multi-token prediction guide,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Draft, Row
+from specnb.decoding.packed import fastest
 from specnb.drafters.growing import Drawing, Growing
 
 
@@ -24,40 +25,64 @@ class Gemma4Assistant:
     drafts_first = False
 
     def __init__(self, assistant: PreTrainedModel, target: CachedLM, drawing: Drawing) -> None:
-        self.assistant, self.target, self.drawing = assistant, target, drawing
+        self.assistant, self.target, self.drawing = fastest(assistant), target, drawing
         self.embed = target.model.get_input_embeddings()
+        self.device = assistant.pre_projection.weight.device
         types = target.config.layer_types
         self.sources = {types[i]: i for i, layer in enumerate(target.store.layers) if layer in target.store.row_layers}
+        sdpa = getattr(assistant.config.get_text_config(), "_attn_implementation", "eager") == "sdpa"
+        self._added = None if sdpa else assistant.dtype  # other attentions add the mask to the scores
 
     def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
         self.target.store.follow([row.index for row in rows])
-        return [self._propose(r, row, n) for r, (row, n) in enumerate(zip(rows, room, strict=True))]
+        drafts = [Growing(row, n, self.drawing) for row, n in zip(rows, room, strict=True)]
+        if not any(draft.open for draft in drafts):
+            return [draft.draft() for draft in drafts]
+        lasts = [len(row.ids) - 1 for row in rows]  # the last tokens, which the target has not processed yet
+        kept = [self.target.hidden[row.index] for row in rows]
+        states = torch.stack(
+            [state[last - 1 - start : last - start] for last, (start, state) in zip(lasts, kept, strict=True)]
+        )
+        shared = {kind: self._shared(layer, lasts) for kind, layer in self.sources.items()}
+        given = {
+            "shared_kv_states": {kind: (keys, values) for kind, (keys, values, _) in shared.items()},
+            "attention_mask": {kind: mask for kind, (_, _, mask) in shared.items()},
+            "position_ids": torch.tensor(lasts, device=self.device)[:, None],
+        }
+        tokens = [row.ids[-1] for row in rows]
+        while any(draft.open for draft in drafts):
+            embedded = self.embed(torch.tensor(tokens, device=self.target.device)[:, None])
+            logits, states = self._run(torch.cat([embedded, states.to(embedded.device)], -1), given)
+            for draft, scores in zip(drafts, logits, strict=True):
+                if draft.open:
+                    draft.add(scores)
+            tokens = [(draft.tokens or row.ids)[-1] for draft, row in zip(drafts, rows, strict=True)]
+        return [draft.draft() for draft in drafts]
 
-    def _propose(self, r: int, row: Row, room: int) -> Draft:
-        draft = Growing(row, room, self.drawing)
-        if not draft.open:
-            return draft.draft()
-        last = len(row.ids) - 1  # the last token, which the target has not processed yet
-        start, states = self.target.hidden[row.index]
-        state = states[None, last - 1 - start : last - start]
-        shared = {kind: self._shared(r, layer, last) for kind, layer in self.sources.items()}
-        position = torch.tensor([[last]], device=self.target.device)
-        token = row.ids[-1]
-        while draft.open:
-            embedded = self.embed(torch.tensor([[token]], device=self.target.device))
-            with torch.no_grad():
-                out = self.assistant(inputs_embeds=torch.cat([embedded, state.to(embedded.device)], -1), position_ids=position,
-                                     shared_kv_states=shared, attention_mask=None)  # fmt: skip
-            state = out.last_hidden_state
-            draft.add(out.logits[0, -1])
-            token = draft.tokens[-1]
-        return draft.draft()
+    @torch.no_grad()
+    def _run(self, inputs: Tensor, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Logits `[rows, vocab]` and states `[rows, 1, size]`. The drafter's own forward makes its masks anew for every token."""
+        model = self.assistant
+        out = model.model(inputs_embeds=model.pre_projection(inputs.to(self.device)), use_cache=False, **given)
+        hidden = out.last_hidden_state
+        ordered = model.masked_embedding
+        logits = model.lm_head(hidden) if ordered is None else ordered(hidden, model.lm_head.weight)
+        return logits[:, -1], model.post_projection(hidden)
 
-    def _shared(self, r: int, layer: int, length: int) -> tuple[Tensor, Tensor]:
-        """One row's keys and values of a layer: of committed tokens only, and no further back than a window reaches."""
+    def _shared(self, layer: int, lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys and values of a layer, and which of them each row may see: those of committed tokens, within the window."""
         store: Any = self.target.store.layers[layer]
-        first = 0 if store.window is None else max(0, length - store.window - 1)
-        return store.keys[r : r + 1, :, first:length], store.values[r : r + 1, :, first:length]
+        reach = max(lengths) if store.window is None else store.window + 1
+        first, end = max(0, min(lengths) - reach), max(lengths)
+        mask = None
+        if min(lengths) != end:
+            slots, ends = (
+                torch.arange(first, end, device=self.device),
+                torch.tensor(lengths, device=self.device)[:, None],
+            )
+            see = ((slots < ends) & (slots >= ends - reach))[:, None, None]
+            mask = see if self._added is None else torch.where(see, 0.0, torch.finfo(self._added).min).to(self._added)
+        return store.keys[:, :, first:end].to(self.device), store.values[:, :, first:end].to(self.device), mask
 
 
 def is_gemma4_assistant(model: Any) -> bool:

@@ -18,7 +18,12 @@ from transformers.modeling_layers import MtpModel
 from specnb.decoding.borrow import borrow
 
 _NAMED = 8  # missing tensors that an error lists
-_OWN = {"enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight"}  # what a block has beside a decoder layer's
+_OWN = {
+    "enorm.weight",
+    "hnorm.weight",
+    "eh_proj.weight",
+    "shared_head.norm.weight",
+}  # what a block has beside a decoder layer's
 _LOADED: WeakKeyDictionary[PreTrainedModel, MtpModel] = WeakKeyDictionary()
 
 
@@ -98,7 +103,9 @@ def _tensor_names(checkpoint: str) -> list[str]:
 
     def local(name: str) -> Path | None:
         at = Path(checkpoint, name)
-        found = str(at) if at.exists() else None if Path(checkpoint).exists() else try_to_load_from_cache(checkpoint, name)
+        found = (
+            str(at) if at.exists() else None if Path(checkpoint).exists() else try_to_load_from_cache(checkpoint, name)
+        )
         return Path(found) if isinstance(found, str) else None
 
     if index := local("model.safetensors.index.json"):

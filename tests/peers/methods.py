@@ -35,10 +35,10 @@ def as_transformers_reads(assistant: Any, k: int) -> Any:
 
 def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any]]]:
     """Method, pair, and the arguments of transformers' and specnb's generate()."""
-    llama = specnb.load("tiny-llama", "tiny-llama-draft", pack=False)
-    other = specnb.load("tiny-llama", "tiny-llama-other", pack=False)
-    gemma = specnb.load("tiny-gemma4", "tiny-gemma4-assistant", pack=False)
-    glm = specnb.load("tiny-glm4-moe", pack=False)
+    llama = specnb.load("tiny-llama", "tiny-llama-draft")
+    other = specnb.load("tiny-llama", "tiny-llama-other")
+    gemma = specnb.load("tiny-gemma4", "tiny-gemma4-assistant")
+    glm = specnb.load("tiny-glm4-moe")
     depth = glm.target.config.num_hidden_layers  # transformers knows the MTP layers of the released depths only
     glm.target._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{depth}\."]
     lookup = {"prompt_lookup_num_tokens": 8}
