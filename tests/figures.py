@@ -24,7 +24,7 @@ import transformers
 
 import specnb
 from specnb import suite
-from specnb.decoding.packed import fastest
+from specnb.decoding.cached import fastest
 
 PROMPTS = {kind: suite.PROMPTS[kind][1] for kind in ("edit code", "summarise", "open story")}
 STORY = suite.PROMPTS["summarise"][0]

@@ -274,7 +274,11 @@ def test_an_image_passes_unharmed() -> None:
         inputs = {**seen, "mm_token_type_ids": (ids == model.config.image_token_id).long()}
         expected = plain(model, ids, max_new_tokens=20, **inputs)
         before = {name: value.clone() for name, value in inputs.items()}
-        methods = ({"assistant_model": assistant, **STEADY}, {"assistant_early_exit": 2, **STEADY}, {"prompt_lookup_num_tokens": 4})
+        methods = (
+            {"assistant_model": assistant, **STEADY},
+            {"assistant_early_exit": 2, **STEADY},
+            {"prompt_lookup_num_tokens": 4},
+        )
         for method in methods:
             result = spec(model, ids, max_new_tokens=20, **method, **inputs)
             assert list(result.ids) == expected, method

@@ -314,7 +314,14 @@ def test_MTP_01_missing_tensors_are_named(kind: str, drop: str, tmp_path: Path) 
     folder = write_mtp(tmp_path / "checkpoint", kind, 3, 2, drop=drop)
     named = drop if drop in ("eh_proj", "enorm", "shared_head.norm") else "decoder block"
     lost = {"": "layers.3.*", "layers.4.": "layers.4.*", "mlp.experts.2.": "layers.3.mlp.experts.2.down_proj.weight"}
-    refused(folder, "layers.3.", "layers.4.", "original checkpoint", named, f"lacks model.{lost.get(drop, f'layers.3.{drop}.weight')}")
+    refused(
+        folder,
+        "layers.3.",
+        "layers.4.",
+        "original checkpoint",
+        named,
+        f"lacks model.{lost.get(drop, f'layers.3.{drop}.weight')}",
+    )
 
 
 def test_MTP_01_no_layers_in_the_config(tmp_path: Path) -> None:

@@ -51,14 +51,26 @@ def step3p7() -> PreTrainedModel:
     kinds = ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]
     text = {**SHAPE, "num_nextn_predict_layers": 2, "layer_types": kinds, "sliding_window": 8, "n_routed_experts": 4, "share_expert_dim": 16,
             "num_sliding_attention_heads": 4}  # fmt: skip
-    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14, "mlp_ratio": 2.0}
+    vision = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+        "mlp_ratio": 2.0,
+    }
     config = known("step3p7")(text_config=text, vision_config=vision)
     return transformers.Step3p7ForConditionalGeneration(config)
 
 
 def mellum_names(name: str) -> str:
     """`mtp.fc`, `mtp.pre_fc_norm_*` and `mtp.norm` beside the block `mtp.layers.0`."""
-    parts = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head.norm": "norm"}
+    parts = {
+        "eh_proj": "fc",
+        "enorm": "pre_fc_norm_embedding",
+        "hnorm": "pre_fc_norm_hidden",
+        "shared_head.norm": "norm",
+    }
     for part, own in parts.items():
         if name == f"layers.3.{part}.weight":
             return f"mtp.{own}.weight"

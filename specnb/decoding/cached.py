@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from specnb.decoding import packed
 from specnb.decoding.borrow import Capture, borrow
 from specnb.decoding.contracts import Row
-from specnb.decoding.packed import fastest
+from specnb.decoding.grouped import grouped
 from specnb.decoding.store import RowStore, layer_plan
+
+M = TypeVar("M", bound=PreTrainedModel)
 
 _NO_ROWS = ("bloom", "mpt", "falcon", "gpt_neo")  # make a bias or mask of their own from slots or a 2-D mask
 
@@ -213,6 +216,11 @@ class CachedLM:
             raise ValueError(
                 f"several rows at once cannot be decoded with {kind!r}: {reason}. Generate the prompts one by one."
             )
+
+
+def fastest(model: M) -> M:
+    """The module tree to run: with packed weights if there are some, and attention that copies no keys."""
+    return grouped(packed.view(model))
 
 
 def check_rollback(model: PreTrainedModel) -> None:

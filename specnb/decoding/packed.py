@@ -1,8 +1,8 @@
 """Weights laid out for the processor's kernels: a verification of a few tokens then costs little more than one token.
 
 The maths library multiplies a weight by 2 to 16 rows as if each cost a pass over it; with the layout that oneDNN packs
-once, the weight is read once. The user's model keeps its weights as they are: `fastest` gives a second module tree with the
-packed ones in it.
+once, the weight is read once. The user's model keeps its weights as they are: `view` gives a second module tree with the packed
+ones in it.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def unpack(model: PreTrainedModel) -> None:
         _PACKED.pop(model, None)
 
 
-def fastest(model: M) -> M:
-    """The module tree to run: with packed weights if `pack` made some, else the model itself."""
+def view(model: M) -> M:
+    """The module tree with packed weights if `pack` made some, else the model itself."""
     return pack(model) if model in _PACKED else model
 
 

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.decoding.cached import CachedLM
+from specnb.decoding.cached import CachedLM, fastest
 from specnb.decoding.contracts import Draft, Row
-from specnb.decoding.packed import fastest
 from specnb.drafters.growing import Drawing, Growing
 
 

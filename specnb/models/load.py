@@ -67,7 +67,7 @@ def load(
     for model in (pair.target, pair.assistant):
         if model is not None and (packed.fits(model) if pack is None else pack):
             packed.pack(model)
-    if packed.fastest(target) is not target:
+    if packed.view(target) is not target:
         pair.card += f"\nWeights packed for this processor: {packed.packed_bytes(target) / 1e6:,.0f} MB more memory (pack=False: none)."
     return pair
 
