@@ -23,7 +23,7 @@ import torch
 import transformers
 
 import specnb
-from specnb import suite
+from specnb.bench import prompts as suite
 from specnb.decoding.cached import fastest
 
 PROMPTS = {kind: suite.PROMPTS[kind][1] for kind in ("edit code", "summarise", "open story")}

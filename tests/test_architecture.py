@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "drafters": {"decoding", "options", "trace", "text", "models"},
     "models": {"options", "text", "decoding"},
     "views": {"trace", "options", "text"},
+    "bench": {"decoding", "models", "options", "text", "trace"},
 }
 
 

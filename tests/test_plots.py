@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import tiny
+from checks import configs
 
 import specnb
 from specnb import bench
@@ -154,10 +155,17 @@ def test_by_option_with_the_cost_model() -> None:
 
 
 def test_the_cost_model_is_the_papers() -> None:
-    a, k = 0.8, 5
-    length = sum(a**i for i in range(k + 1))
-    one = run("x", PLAIN, PLAIN, {"num_assistant_tokens": k}, mean_acceptance_length=length)
-    assert plots.modelled(one) == pytest.approx(length / (k * 0.001 + 0.01))
+    """Leviathan et al., theorem 3.8: (1 - a^(k+1)) / ((1 - a)(k c + 1)), where a pass over k + 1 tokens costs what one costs."""
+    from specnb.bench.compare import predicted
+
+    steps = [Step(9, (1, 2, 3), 3, (1, 2, 3, 4)), Step(13, (1, 2, 3), 1, (1, 9)), Step(15, (1, 2, 3), 0, (9,))]
+    a, k, c = 4 / 6, 3, 0.1  # 4 of 6 judged tokens stood
+    assert predicted(steps, c, 1.0, 1.0) == pytest.approx((1 - a ** (k + 1)) / ((1 - a) * (k * c + 1)))
+    assert predicted(steps, c, 2.0, 1.0) == pytest.approx((1 - a ** (k + 1)) / ((1 - a) * (k * c + 2)))
+    undrafted = [*steps, *[Step(20, (), 0, (1,))] * 3]  # half of the steps draft nothing
+    expected = (0.5 + 0.5 * (1 - a ** (k + 1)) / (1 - a)) / (1 + 0.5 * k * c)
+    assert predicted(undrafted, c, 1.0, 1.0) == pytest.approx(expected)
+    assert predicted([Step(9, (1, 2), 2, (1, 2, 3))], 0.0, 1.0, 1.0) == 3
 
 
 def test_verdicts() -> None:
@@ -178,6 +186,9 @@ def test_labels() -> None:
         "draft_model, num_assistant_tokens=1",
         "draft_model, num_assistant_tokens=2",
     ]
+    drafts = [{"method": "draft_model", "assistant_model": tiny.llama(seed)} for seed in (1, 2)]
+    names = [f"draft_model, assistant_model=LlamaForCausalLM{more}" for more in ("", " (2)")]
+    assert list(bench.labelled(drafts)) == ["plain", *names]  # never a model's whole repr
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +239,37 @@ def test_compare_several_prompts_sampling_and_forms(pair: specnb.Pair) -> None:
     assert "★" in html and "same text as plain" in html and "speed-up" in html and "tokens/s" in found.text()
     with pytest.raises(ValueError, match="at least one prompt"):
         bench.compare(pair, [], ["plain"])
+
+
+def test_compare_with_transformers_own(pair: specnb.Pair) -> None:
+    """On the same models, with the same texts; what transformers cannot do is said; nothing is left changed."""
+    before = configs(pair.target, pair.assistant)
+    runs = [{"method": "draft_model", "num_assistant_tokens": 3}, "prompt_lookup", {"method": "early_exit", "assistant_early_exit": 2},
+            {"method": "draft_model", "num_assistant_tokens": 2, "verification": "block"}]  # fmt: skip
+    found = bench.compare(
+        pair, ["the quick", "a fox"], runs, repeats=2, max_new_tokens=10, transformers=True, do_sample=False
+    )
+    assert configs(pair.target, pair.assistant) == before
+    *rows, block = found.rows
+    assert all(len(row.own_ratios) == 2 and row.own_ratio > 0 and not row.own for row in rows)
+    assert block.own_ratio is None and "block verification" in block.own
+    headers = found.table()[1]
+    assert "x transformers' own" in headers and "predicted" in headers
+    line = dict(zip(headers, found.table()[0][1], strict=True))
+    assert line["predicted"].endswith("x") and line["draft / verify / rest"].count("/") == 2
+    assert found.rows[1].parts[0] > 0 and found.rows[1].parts[1] > 0 and found.rows[0].parts[0] == 0
+
+
+def test_compare_rows_of_a_batch(pair: specnb.Pair) -> None:
+    single = bench.compare(
+        pair, ["the quick", "a fox"], ["prompt_lookup"], repeats=1, max_new_tokens=8, do_sample=False
+    )
+    found = bench.compare(
+        pair, [["the quick", "a fox"]], ["prompt_lookup"], repeats=1, max_new_tokens=8, do_sample=False
+    )
+    texts = [row.ids for row in found.results["prompt_lookup"][0].rows]
+    assert texts == [result.ids for result in single.results["prompt_lookup"]]
+    assert found.rows[1].same_text and found.prompts == 1
 
 
 def test_compare_cancelled(pair: specnb.Pair) -> None:

@@ -144,8 +144,7 @@ def comparison_bars(comparison: Comparison) -> Picture:
 def by_option(comparison: Comparison) -> Picture:
     """Tokens per second and per target pass against the values of the option that was varied.
 
-    For the draft length a line shows what the cost model says: with the share of accepted tokens and the measured
-    seconds per drafted token and per target pass, a step of k drafted tokens yields 1 + a + ... + a^k tokens.
+    For the draft length a line shows what the cost model says, see `bench.Run`.
     """
     name = comparison.swept
     if name is None:
@@ -159,7 +158,14 @@ def by_option(comparison: Comparison) -> Picture:
                   label="measured")  # fmt: skip
     left.axhline(plain.median, color=GREY, linestyle="--", label="plain decoding")
     if name == "num_assistant_tokens":
-        left.plot(values, [modelled(row) for row in rows], color=RED, linestyle=":", marker="x", label="cost model")
+        left.plot(
+            values,
+            [(row.predicted or 1) * plain.median for row in rows],
+            color=RED,
+            linestyle=":",
+            marker="x",
+            label="cost model",
+        )
     left.set_ylim(0, 1.3 * max(row.spread[1] for row in [plain, *rows]))
     left.set(xlabel=name, ylabel="tokens per second", title="Speed")
     left.legend(frameon=False, fontsize=8)
@@ -172,17 +178,6 @@ def by_option(comparison: Comparison) -> Picture:
         if all(isinstance(value, int) for value in values):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
-
-
-def modelled(run: Run) -> float:
-    """Tokens per second by the cost model: the chance of each further token is a constant, found from the acceptance."""
-    k, length = int(run.options["num_assistant_tokens"]), (run.mean_acceptance_length or 1.0)
-    low, high = 0.0, 1.0
-    for _ in range(40):  # the share a with 1 + a + ... + a^k = mean acceptance length
-        a = (low + high) / 2
-        low, high = (a, high) if sum(a**i for i in range(k + 1)) < length else (low, a)
-    seconds = k * run.draft_cost + run.pass_cost
-    return sum(low**i for i in range(k + 1)) / seconds if seconds else 0.0
 
 
 def _speeds(rows: list[Run]) -> str:

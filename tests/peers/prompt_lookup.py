@@ -22,7 +22,7 @@ import transformers
 
 import specnb
 from specnb.bench import environment
-from specnb.suite import PROMPTS
+from specnb.bench.prompts import PROMPTS
 from specnb.text import prompt_inputs
 
 Arm = Callable[[torch.Tensor, int], list[int]]

@@ -1,0 +1,171 @@
+"""What a comparison found: the figures of every run, and their table."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from specnb.trace import GenerationResult
+
+_COUNTED = ("acceptance rate", "mean acceptance length", "target passes", "same text as plain")
+_TIMED = ("tokens/s", "from", "to", "speed-up", "predicted", "draft / verify / rest")
+_OWN = "x transformers' own"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's figures over all prompts; a value per repeat for speeds, medians over the repeats for costs.
+
+    Speeds are tokens over the seconds of the whole call. `speed_ups` are this run's speeds over plain decoding's of the same
+    repeat, `own_ratios` those over transformers' own implementation of the method (empty where it was not run; `own` says why).
+    `draft_cost` is seconds per drafted token, `pass_cost` seconds per target pass, prompt processing aside; `parts` the seconds of
+    drafting, verifying and the rest. `same_text` says whether all texts are plain decoding's; None when sampling, where they need
+    not be. Acceptance is None where nothing was drafted.
+
+    `predicted` is the speed-up by the cost model (Leviathan et al. 2211.17192, section 3.3), None where nothing was drafted: with
+    the share a of the judged tokens that stood, a draft of k tokens yields 1 + a + ... + a^k tokens for k draft costs and a pass.
+    """
+
+    label: str
+    options: Mapping[str, Any]
+    tokens_per_second: tuple[float, ...]
+    speed_ups: tuple[float, ...]
+    draft_acceptance_rate: float | None
+    mean_acceptance_length: float | None
+    tokens_per_pass: float
+    target_passes: int
+    same_text: bool | None
+    lossy: bool
+    draft_cost: float
+    pass_cost: float
+    parts: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    predicted: float | None = None
+    own_ratios: tuple[float, ...] = ()
+    own: str = ""
+
+    @property
+    def median(self) -> float:
+        """Median of the tokens per second."""
+        return statistics.median(self.tokens_per_second)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The slowest and the fastest repeat, in tokens per second."""
+        return min(self.tokens_per_second), max(self.tokens_per_second)
+
+    @property
+    def speed_up(self) -> float:
+        """Median of the speed-ups over plain decoding."""
+        return statistics.median(self.speed_ups)
+
+    @property
+    def own_ratio(self) -> float | None:
+        """Median of the speeds over transformers' own implementation of the method; None where it was not run."""
+        return statistics.median(self.own_ratios) if self.own_ratios else None
+
+    @property
+    def shares(self) -> str:
+        """Drafting, verifying and the rest, in percent of the time."""
+        whole = sum(self.parts)
+        return " / ".join(f"{100 * part / whole:.0f}" for part in self.parts) + " %" if whole else ""
+
+
+@dataclass
+class Comparison:
+    """What `compare` found: a `Run` each, plain decoding first, and what they were measured on.
+
+    `results` holds each run's results of the last repeat, one per prompt, by label.
+    """
+
+    rows: list[Run]
+    prompts: int
+    repeats: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    results: Mapping[str, list[GenerationResult]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def best(self) -> Run:
+        """The run with the highest median speed."""
+        return max(self.rows, key=lambda row: row.median)
+
+    @property
+    def swept(self) -> str | None:
+        """The option of which the runs are several values of, when they differ in nothing else."""
+        runs = [row.options for row in self.rows if row.options.get("method") != "plain"]
+        names = {name for run in runs for name in run}
+        varying = [name for name in names if len({repr(run.get(name)) for run in runs}) > 1]
+        numeric = len(varying) == 1 and all(isinstance(run.get(varying[0]), (int, float)) for run in runs)
+        return varying[0] if numeric else None
+
+    @property
+    def verdict(self) -> str:
+        """In a sentence: which run is best, and whether the measurements can tell."""
+        best, where = self.best, "this prompt" if self.prompts == 1 else "these prompts"
+        if best is self.rows[0]:
+            return f"Plain decoding is fastest for {where}: no method pays off here."
+        gain = f"{best.label}, {best.speed_up:.2f} times plain decoding"
+        if self.repeats > 1 and min(best.speed_ups) <= 1:
+            return f"No clear winner for {where}: {gain} in the median, but slower than it in some repeat."
+        note = " (lossy: it changes what the target would write)" if best.lossy else ""
+        once = " One run each: times vary from run to run." if self.repeats == 1 else ""
+        return f"Best for {where}: {gain}{note}.{once}"
+
+    def table(self, times: bool = True) -> tuple[list[list[object]], tuple[str, ...]]:
+        """Rows and headers for a table; without `times` only what is the same on every machine."""
+        lines: list[list[object]] = []
+        own = any(row.own_ratios or row.own for row in self.rows)
+        for row in self.rows:
+            rate = None if row.draft_acceptance_rate is None else f"{row.draft_acceptance_rate:.1%}"
+            speed = [f"{v:.1f}" for v in (row.median, *row.spread)] + [f"{row.speed_up:.2f}x"]
+            speed += ["" if row.predicted is None else f"{row.predicted:.2f}x", row.shares]
+            speed += [row.own if row.own_ratio is None else f"{row.own_ratio:.2f}"] if own else []
+            counted = [rate, row.mean_acceptance_length, row.target_passes, row.same_text]
+            lines.append([row.label, *(speed if times else ()), *counted])
+        timed = (*_TIMED, *([_OWN] if own else [])) if times else ()
+        return lines, ("run", *timed, *_COUNTED)
+
+    def text(self) -> str:
+        """The table in plain text, with times, and the verdict."""
+        from specnb.views.text import table
+
+        return f"{table(*self.table())}\n{self.verdict}"
+
+    def to_json(self, **dumps: Any) -> str:
+        """Figures, options and environment as JSON (without `results`)."""
+        data = {"rows": [asdict(row) for row in self.rows], "prompts": self.prompts, "repeats": self.repeats,
+                "options": self.options, "environment": self.environment}  # fmt: skip
+        return json.dumps({"format": "specnb.Comparison/1", **data}, default=str, **dumps)
+
+    def to_pandas(self) -> Any:
+        """A DataFrame with one line per run and repeat. Needs pandas."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("to_pandas() needs pandas: pip install pandas") from error
+        return pandas.DataFrame([
+            {**asdict(row), "repeat": i, "tokens_per_second": speed, "speed_ups": row.speed_ups[i]}
+            for row in self.rows for i, speed in enumerate(row.tokens_per_second)
+        ]).rename(columns={"speed_ups": "speed_up"})  # fmt: skip
+
+    def plot(self) -> Any:
+        """A matplotlib Figure: speed against the option's values where one was varied, else a bar for each run."""
+        from specnb.views import plots
+
+        return plots.by_option(self) if self.swept else plots.comparison_bars(self)
+
+    def __str__(self) -> str:
+        from specnb.views.text import table
+
+        return table(*self.table(times=False))
+
+    def __repr__(self) -> str:
+        return f"Comparison({len(self.rows)} runs, {self.prompts} prompts, {self.repeats} repeats)"
+
+    def _repr_html_(self) -> str:
+        from specnb.views.html import comparison_view
+
+        return comparison_view(*self.table(), self.verdict, self.rows.index(self.best))

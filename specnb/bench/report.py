@@ -1,0 +1,89 @@
+"""The built-in suite's figures as a Markdown page."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+def markdown(found: Mapping[str, Any], command: str) -> str:
+    """All sections of `suite.run`, each with what it measures in a line."""
+    on = found["environment"]
+    parts = [
+        f"# Measurements, {on['date'][:10]}",
+        f"`{command}`: {on['model']}, {on['dtype']}, {on['machine']}, {on['threads']} thread{'s' * (on['threads'] > 1)}, torch {on['torch']}, "
+        f"transformers {on['transformers']}, specnb {on['specnb']}, Python {on['python']}. {found['size']['new']} new tokens, greedy, runs taking "
+        f"turns, medians of {found['size']['repeats']} repeats.",
+        *_prompts(found["prompts"]),
+        *_embedded(found["embedded"]),
+        "## Rows of a batch", "The same prompts one by one, and as rows decoded together.", table(found["rows"]),
+        "## Long contexts", "One step; the model's attention kernel apart.", table(found["contexts"]),
+        "## First token", "Seconds to it, over those of transformers' plain decoding.", table([found["first token"]]),
+        "## Own share", "Time outside the models' forwards, transformers' preparations in `generate()` included.", table(found["own share"]),
+    ]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
+
+
+def _prompts(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for one in found:
+        kinds.setdefault(one["kind"], []).append(one)
+    lines = []
+    for kind, prompts in kinds.items():
+        runs = [run for one in prompts for run in one["runs"] if run["run"] == "prompt_lookup"]
+        lines.append({
+            "kind": kind, "x plain, median": statistics.median(one["adaptive"] for one in prompts), "lowest": min(one["adaptive"] for one in prompts),
+            "best fixed k": ", ".join(str(one["best k"]) for one in prompts),
+            "x best fixed k, median": statistics.median(one["adaptive / best fixed"] for one in prompts),
+            "lowest ": min(one["adaptive / best fixed"] for one in prompts),
+            "x transformers' own": statistics.median(run["x transformers' own"] for run in runs),
+            "same text": all(run["same text"] for one in prompts for run in one["runs"]),
+        })  # fmt: skip
+    note = (
+        "As it comes (adaptive length), against specnb's own plain decoding, against the best fixed draft length in hindsight, and against "
+        "transformers' prompt lookup."
+    )
+    return ["## Prompt lookup on a real model", note, table(lines)]
+
+
+def _embedded(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    names = (
+        "run",
+        "tokens per pass",
+        "tokens/s",
+        "x plain",
+        "predicted",
+        "x transformers' own",
+        "mean acceptance length",
+        "same text",
+    )
+    lines = [
+        {"pair": " + ".join(filter(None, (one["target"], one["assistant"]))), **{name: run[name] for name in names}}
+        for one in found
+        for run in one["runs"]
+    ]
+    return [
+        "## Every method on the embedded pairs",
+        "Tiny models: most of the time is Python around the kernels.",
+        table(lines),
+    ]
+
+
+def table(lines: Iterable[Mapping[str, Any]]) -> str:
+    """A Markdown table of records with the same keys."""
+    records = list(lines)
+    rows = [
+        [name.strip() for name in records[0]],
+        ["---"] * len(records[0]),
+        *([_cell(value) for value in line.values()] for line in records),
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,266 @@
+"""`python -m specnb bench`: the built-in measurements, in one process, as plain data that `report` writes out.
+
+A real model (SmolLM2-135M-Instruct) on the suite's prompts, the embedded pairs with every method, rows of a batch, long contexts,
+the first token, and specnb's own share of the time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from specnb.bench.compare import compare, environment, in_rows
+from specnb.bench.comparison import Comparison
+from specnb.bench.prompts import PROMPTS
+from specnb.decoding.cached import fastest
+from specnb.text import prompt_inputs
+
+MODEL = "smollm2-135m-q4"
+ASKED = [  # of the embedded pairs, in the small language that they know
+    "Tell me a story about a squirrel who hides a cup.",
+    "Write a summary of this text: Felix is a pilot. Felix lives in a small house near the river. Every morning Felix drinks tea. "
+    "Felix has a dog. On Friday Felix goes to the museum.",
+    "How do I plant a tree?",
+    "Change Mia to David in this text: Mia is a doctor. Mia lives in a flat above the bakery. Mia has a goldfish. Every morning Mia drinks "
+    "tea. On Saturday Mia goes to the market.",
+]
+_K = "num_assistant_tokens"
+EMBEDDED: list[tuple[str, str | None, list[dict[str, Any]]]] = [
+    ("tiny-llama", "tiny-llama-draft", [{"method": "draft_model"}, {"method": "draft_model", _K: 5}, {"method": "prompt_lookup"},
+                                        {"method": "early_exit", "assistant_early_exit": 2, _K: 5}]),
+    ("tiny-llama", "tiny-llama-other", [{"method": "universal", _K: 5}]),
+    ("tiny-gemma4", "tiny-gemma4-assistant", [{"method": "gemma4_assistant", _K: 4}]),
+    ("tiny-glm4-moe", None, [{"method": "mtp_layers"}, {"method": "mtp_layers", _K: 3}]),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured: prompts of each kind, fixed draft lengths, repeats, new tokens, rows, contexts."""
+
+    prompts: int
+    lengths: tuple[int, ...]
+    repeats: int
+    new: int
+    rows: tuple[int, ...]
+    contexts: tuple[int, ...]
+
+
+SIZES = {
+    "small": Size(1, (4, 8), 2, 64, (1, 4), (256, 1024)),
+    "full": Size(4, (2, 4, 8, 16), 2, 96, (1, 4, 8), (256, 1024, 4096)),
+}
+
+
+def run(size: str, tell: Callable[[str], object] = lambda _: None) -> dict[str, Any]:
+    """All measurements of a size ("small": some minutes, "full": about half an hour)."""
+    import specnb
+
+    how = SIZES[size]
+    tell(f"loading {MODEL}")
+    pair = specnb.load(MODEL)
+    found: dict[str, Any] = {
+        "format": "specnb.bench/1",
+        "suite": size,
+        "environment": environment(pair),
+        "size": asdict(how),
+    }
+    sections: list[tuple[str, Callable[[], Any]]] = [
+        ("prompts", lambda: prompts(pair, how, tell)),
+        ("rows", lambda: rows(pair, how, tell)),
+        ("contexts", lambda: contexts(pair, how, tell)),
+        ("first token", lambda: first_token(pair, how, tell)),
+        ("own share", lambda: own_share(pair, how, tell)),
+        ("embedded", lambda: embedded(how, tell)),
+    ]
+    for name, measure in sections:
+        found[name] = measure()
+    return found
+
+
+def prompts(pair: Any, how: Size, tell: Callable[[str], object]) -> list[dict[str, Any]]:
+    """Prompt lookup on every prompt: as it comes (adaptive) and with fixed lengths, against plain decoding and transformers' own."""
+    fixed = [{"method": "prompt_lookup", _K: k} for k in how.lengths]
+    found = []
+    for kind, number in itertools.product(PROMPTS, range(how.prompts)):
+        tell(f"{kind}, prompt {number + 1} of {how.prompts}")
+        own = {"plain", "prompt_lookup", f"prompt_lookup, {_K}=8"}
+        one = compare(pair, PROMPTS[kind][number], ["prompt_lookup", *fixed], repeats=how.repeats, max_new_tokens=how.new, do_sample=False,
+                      transformers=own)  # fmt: skip
+        by_label = {row.label: row for row in one.rows}
+        best = max((row for row in one.rows if _K in row.options), key=lambda row: row.speed_up)
+        adaptive = by_label["prompt_lookup"]
+        against = [a / b for a, b in zip(adaptive.tokens_per_second, best.tokens_per_second, strict=True)]
+        found.append({
+            "kind": kind, "prompt": number, "adaptive": adaptive.speed_up, "best fixed": best.speed_up, "best k": best.options[_K],
+            "adaptive / best fixed": statistics.median(against), "runs": figures(one),
+        })  # fmt: skip
+    return found
+
+
+def embedded(how: Size, tell: Callable[[str], object]) -> list[dict[str, Any]]:
+    """Every method on the embedded pairs, against plain decoding and transformers' own implementation."""
+    import specnb
+
+    found = []
+    for target, assistant, runs in EMBEDDED:
+        tell(f"{target}" + (f" with {assistant}" if assistant else ""))
+        pair = specnb.load(target, assistant)
+        one = compare(
+            pair, ASKED, runs, repeats=2 * how.repeats + 1, max_new_tokens=96, do_sample=False, transformers=True
+        )
+        found.append({"target": target, "assistant": assistant, "runs": figures(one)})
+    return found
+
+
+def rows(pair: Any, how: Size, tell: Callable[[str], object]) -> list[dict[str, Any]]:
+    """Tokens per second of the same prompts one by one and as rows of batches."""
+    import specnb
+
+    asked = [text for kind in ("summarise", "edit code", "question") for text in PROMPTS[kind]][: max(how.rows)]
+    encoded = [prompt_inputs(pair.tokenizer, text, device="cpu") for text in asked]
+    batches = {n: [in_rows(encoded[i : i + n], pair.tokenizer) for i in range(0, len(encoded), n)] for n in how.rows}
+    speeds: dict[tuple[str, int], list[float]] = {}
+    texts: dict[tuple[str, int], list[Any]] = {}
+    for turn, method, n in itertools.product(range(how.repeats + 1), ("plain", "prompt_lookup"), how.rows):
+        tell(f"{method}, {n} row{'s' * (n > 1)}, turn {turn} of {how.repeats}")
+        began, ids = time.perf_counter(), []
+        for given in batches[n]:
+            ids += [
+                row.ids
+                for row in specnb.generate(pair, **given, method=method, max_new_tokens=how.new, do_sample=False).rows
+            ]
+        if turn:  # the first is a warm-up
+            speeds.setdefault((method, n), []).append(sum(map(len, ids)) / (time.perf_counter() - began))
+        texts[method, n] = ids
+    one = {method: statistics.median(values) for (method, n), values in speeds.items() if n == 1}
+    return [
+        {"method": method, "rows": n, "tokens/s": statistics.median(values), "x one row": statistics.median(values) / one[method],
+         "same texts": texts[method, n] == texts["plain", 1]}
+        for (method, n), values in speeds.items()
+    ]  # fmt: skip
+
+
+def contexts(pair: Any, how: Size, tell: Callable[[str], object]) -> list[dict[str, Any]]:
+    """Milliseconds of a step at different contexts: the whole, outside attention, outside the model (medians)."""
+    import specnb
+
+    text = PROMPTS["summarise"][0] * 60
+    ids = pair.tokenizer(text, return_tensors="pt").input_ids
+    found = []
+    for length in how.contexts:
+        tell(f"context of {length} tokens")
+        for method, options in (("plain", {}), ("prompt_lookup", {_K: 8})):
+            with timed(fastest(pair.target)) as spent, timed_attention() as attended:
+                marks: list[tuple[float, float, float]] = []
+                specnb.generate(pair, ids[:, :length], method=method, max_new_tokens=64, do_sample=False, **options,
+                                on_step=lambda _, marks=marks, spent=spent, attended=attended: marks.append((time.perf_counter(), spent[0], attended[0])))  # fmt: skip
+            steps = [[b - a for a, b in zip(before, after, strict=True)] for before, after in itertools.pairwise(marks)]
+            whole, model, attention = (1e3 * statistics.median(step[i] for step in steps) for i in range(3))
+            found.append({"context": length, "method": method, "step ms": whole, "outside attention ms": whole - attention,
+                          "outside the model ms": whole - model})  # fmt: skip
+    return found
+
+
+def first_token(pair: Any, how: Size, tell: Callable[[str], object]) -> dict[str, Any]:
+    """Seconds to the first token, over those of transformers' plain decoding (median of the ratios of a turn)."""
+    import specnb
+
+    inputs = prompt_inputs(pair.tokenizer, PROMPTS["summarise"][0] * 3, device="cpu")
+    ratios: dict[str, list[float]] = {"plain": [], "prompt_lookup": [], "draft_model": []}
+    draft = specnb.truncate(pair.target, 6)
+    for turn in range(2 * how.repeats + 2):
+        tell(f"first token, turn {turn}")
+        began = time.perf_counter()
+        pair.target.generate(**inputs, max_new_tokens=1, do_sample=False)
+        theirs = time.perf_counter() - began
+        for method, values in ratios.items():
+            more = {"assistant_model": draft} if method == "draft_model" else {}
+            seen: list[float] = []
+            began = time.perf_counter()
+            specnb.generate(pair, **inputs, method=method, max_new_tokens=2, do_sample=False, on_step=lambda _, seen=seen: seen.append(time.perf_counter()), **more)  # fmt: skip
+            if turn:
+                values.append((seen[0] - began) / theirs)
+    return {
+        "prompt tokens": inputs["input_ids"].shape[1],
+        **{name: statistics.median(values) for name, values in ratios.items()},
+    }
+
+
+def own_share(pair: Any, how: Size, tell: Callable[[str], object]) -> list[dict[str, Any]]:
+    """Percent of a generation's seconds outside the models' forwards (transformers' preparations included)."""
+    import specnb
+
+    found = []
+    tiny = specnb.load("tiny-llama", "tiny-llama-draft")
+    for one, draft, prompt in (
+        (pair, specnb.truncate(pair.target, 6), PROMPTS["summarise"][0]),
+        (tiny, tiny.assistant, ASKED[0]),
+    ):
+        for method in ("plain", "prompt_lookup", "draft_model"):
+            tell(f"own share: {one.name}, {method}")
+            inputs = prompt_inputs(one.tokenizer, prompt, device="cpu")
+            more = {"assistant_model": draft} if method == "draft_model" else {}
+            shares = []
+            for _ in range(how.repeats + 2):
+                with timed(fastest(one.target), fastest(draft)) as spent:
+                    began = time.perf_counter()
+                    specnb.generate(one, **inputs, method=method, max_new_tokens=how.new, do_sample=False, **more)
+                    shares.append(100 * (1 - spent[0] / (time.perf_counter() - began)))
+            found.append({"model": one.name, "method": method, "own %": statistics.median(shares[1:])})
+    return found
+
+
+def figures(one: Comparison) -> list[dict[str, Any]]:
+    """A comparison's runs as plain data."""
+    return [
+        {"run": row.label, "tokens/s": row.median, "x plain": row.speed_up, "predicted": row.predicted, "x transformers' own": row.own_ratio,
+         "transformers": row.own, "tokens per pass": row.tokens_per_pass, "acceptance rate": row.draft_acceptance_rate,
+         "mean acceptance length": row.mean_acceptance_length, "seconds: draft, verify, rest": row.parts, "same text": row.same_text}
+        for row in one.rows
+    ]  # fmt: skip
+
+
+@contextmanager
+def timed(*models: torch.nn.Module) -> Iterator[list[float]]:
+    """Seconds spent in the forwards of these models."""
+    spent, began, hooks = [0.0], [0.0], []
+
+    def before(*_: Any) -> None:
+        began[0] = time.perf_counter()
+
+    def after(*_: Any) -> None:
+        spent[0] += time.perf_counter() - began[0]
+
+    for model in models:
+        hooks += [model.register_forward_pre_hook(before), model.register_forward_hook(after)]
+    try:
+        yield spent
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def timed_attention() -> Iterator[list[float]]:
+    """Seconds spent in torch's attention kernel, while nothing else in the process runs it."""
+    spent, kernel = [0.0], torch.nn.functional.scaled_dot_product_attention
+
+    def clocked(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        out = kernel(*args, **kwargs)
+        spent[0] += time.perf_counter() - began
+        return out
+
+    torch.nn.functional.scaled_dot_product_attention = clocked
+    try:
+        yield spent
+    finally:
+        torch.nn.functional.scaled_dot_product_attention = kernel
