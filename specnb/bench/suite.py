@@ -9,13 +9,11 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
+from specnb.bench.clocks import timed, timed_attention
 from specnb.bench.compare import compare, environment, in_rows
 from specnb.bench.comparison import Comparison
 from specnb.bench.prompts import PROMPTS
@@ -152,46 +150,51 @@ def contexts(pair: Any, how: Size, tell: Callable[[str], object]) -> list[dict[s
     """Milliseconds of a step at different contexts: the whole, outside attention, outside the model (medians)."""
     import specnb
 
-    text = PROMPTS["summarise"][0] * 60
-    ids = pair.tokenizer(text, return_tensors="pt").input_ids
+    ids = pair.tokenizer(PROMPTS["summarise"][0] * 60, return_tensors="pt").input_ids
     found = []
-    for length in how.contexts:
-        tell(f"context of {length} tokens")
-        for method, options in (("plain", {}), ("prompt_lookup", {_K: 8})):
-            with timed(fastest(pair.target)) as spent, timed_attention() as attended:
-                marks: list[tuple[float, float, float]] = []
-                specnb.generate(pair, ids[:, :length], method=method, max_new_tokens=64, do_sample=False, **options,
-                                on_step=lambda _, marks=marks, spent=spent, attended=attended: marks.append((time.perf_counter(), spent[0], attended[0])))  # fmt: skip
-            steps = [[b - a for a, b in zip(before, after, strict=True)] for before, after in itertools.pairwise(marks)]
-            whole, model, attention = (1e3 * statistics.median(step[i] for step in steps) for i in range(3))
-            found.append({"context": length, "method": method, "step ms": whole, "outside attention ms": whole - attention,
-                          "outside the model ms": whole - model})  # fmt: skip
+    for length, method in itertools.product(how.contexts, ("plain", "prompt_lookup")):
+        tell(f"context of {length} tokens, {method}")
+        marks: list[tuple[float, float, float]] = []
+        with timed(fastest(pair.target)) as spent, timed_attention() as attended:
+
+            def mark(_: object, marks: Any = marks, spent: Any = spent, attended: Any = attended) -> None:
+                marks.append((time.perf_counter(), spent[0], attended[0]))
+
+            chosen = method if method == "plain" else specnb.Method(method, **{_K: 8})
+            specnb.generate(pair, ids[:, :length], method=chosen, max_new_tokens=64, do_sample=False, on_step=mark)
+        steps = [[b - a for a, b in zip(before, after, strict=True)] for before, after in itertools.pairwise(marks)]
+        whole, outside_model, outside_attention = (
+            1e3 * statistics.median(values)
+            for values in zip(*((step[0], step[0] - step[1], step[0] - step[2]) for step in steps), strict=True)
+        )
+        found.append({"context": length, "method": method, "step ms": whole, "outside attention ms": outside_attention,
+                      "outside the model ms": outside_model})  # fmt: skip
     return found
 
 
 def first_token(pair: Any, how: Size, tell: Callable[[str], object]) -> dict[str, Any]:
-    """Seconds to the first token, over those of transformers' plain decoding (median of the ratios of a turn)."""
+    """Seconds to the first token, over those of transformers' plain decoding (medians of the ratios of a turn)."""
     import specnb
 
     inputs = prompt_inputs(pair.tokenizer, PROMPTS["summarise"][0] * 3, device="cpu")
-    ratios: dict[str, list[float]] = {"plain": [], "prompt_lookup": [], "draft_model": []}
     draft = specnb.truncate(pair.target, 6)
+    ratios: dict[str, list[float]] = {"plain": [], "prompt_lookup": [], "draft_model": []}
     for turn in range(2 * how.repeats + 2):
         tell(f"first token, turn {turn}")
         began = time.perf_counter()
         pair.target.generate(**inputs, max_new_tokens=1, do_sample=False)
         theirs = time.perf_counter() - began
         for method, values in ratios.items():
-            more = {"assistant_model": draft} if method == "draft_model" else {}
             seen: list[float] = []
             began = time.perf_counter()
-            specnb.generate(pair, **inputs, method=method, max_new_tokens=2, do_sample=False, on_step=lambda _, seen=seen: seen.append(time.perf_counter()), **more)  # fmt: skip
+            specnb.generate(
+                pair, **inputs, method=method, assistant_model=draft if method == "draft_model" else None,
+                max_new_tokens=2, do_sample=False, on_step=lambda _, seen=seen: seen.append(time.perf_counter()),  # type: ignore[misc]
+            )  # fmt: skip
             if turn:
                 values.append((seen[0] - began) / theirs)
-    return {
-        "prompt tokens": inputs["input_ids"].shape[1],
-        **{name: statistics.median(values) for name, values in ratios.items()},
-    }
+    medians = {name: statistics.median(values) for name, values in ratios.items()}
+    return {"prompt tokens": inputs["input_ids"].shape[1], **medians}
 
 
 def own_share(pair: Any, how: Size, tell: Callable[[str], object]) -> list[dict[str, Any]]:
@@ -200,6 +203,7 @@ def own_share(pair: Any, how: Size, tell: Callable[[str], object]) -> list[dict[
 
     found = []
     tiny = specnb.load("tiny-llama", "tiny-llama-draft")
+    assert tiny.assistant is not None
     for one, draft, prompt in (
         (pair, specnb.truncate(pair.target, 6), PROMPTS["summarise"][0]),
         (tiny, tiny.assistant, ASKED[0]),
@@ -207,12 +211,14 @@ def own_share(pair: Any, how: Size, tell: Callable[[str], object]) -> list[dict[
         for method in ("plain", "prompt_lookup", "draft_model"):
             tell(f"own share: {one.name}, {method}")
             inputs = prompt_inputs(one.tokenizer, prompt, device="cpu")
-            more = {"assistant_model": draft} if method == "draft_model" else {}
+            assistant = draft if method == "draft_model" else None
             shares = []
             for _ in range(how.repeats + 2):
                 with timed(fastest(one.target), fastest(draft)) as spent:
                     began = time.perf_counter()
-                    specnb.generate(one, **inputs, method=method, max_new_tokens=how.new, do_sample=False, **more)
+                    specnb.generate(
+                        one, **inputs, method=method, max_new_tokens=how.new, do_sample=False, assistant_model=assistant
+                    )
                     shares.append(100 * (1 - spent[0] / (time.perf_counter() - began)))
             found.append({"model": one.name, "method": method, "own %": statistics.median(shares[1:])})
     return found
@@ -226,41 +232,3 @@ def figures(one: Comparison) -> list[dict[str, Any]]:
          "mean acceptance length": row.mean_acceptance_length, "seconds: draft, verify, rest": row.parts, "same text": row.same_text}
         for row in one.rows
     ]  # fmt: skip
-
-
-@contextmanager
-def timed(*models: torch.nn.Module) -> Iterator[list[float]]:
-    """Seconds spent in the forwards of these models."""
-    spent, began, hooks = [0.0], [0.0], []
-
-    def before(*_: Any) -> None:
-        began[0] = time.perf_counter()
-
-    def after(*_: Any) -> None:
-        spent[0] += time.perf_counter() - began[0]
-
-    for model in models:
-        hooks += [model.register_forward_pre_hook(before), model.register_forward_hook(after)]
-    try:
-        yield spent
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextmanager
-def timed_attention() -> Iterator[list[float]]:
-    """Seconds spent in torch's attention kernel, while nothing else in the process runs it."""
-    spent, kernel = [0.0], torch.nn.functional.scaled_dot_product_attention
-
-    def clocked(*args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-        out = kernel(*args, **kwargs)
-        spent[0] += time.perf_counter() - began
-        return out
-
-    torch.nn.functional.scaled_dot_product_attention = clocked
-    try:
-        yield spent
-    finally:
-        torch.nn.functional.scaled_dot_product_attention = kernel
