@@ -9,11 +9,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specnb.models import embedded
 from specnb.text import prompt_inputs
 from specnb.trace import GenerationResult
 from specnb.views.text import marked_text, speed_text, table
 
-MODEL = "smollm2-135m-q4"
+MODEL, DRAFT = embedded.DEFAULT
+REAL = "smollm2-135m-q4"
+TINY_PROMPT = """Tell this story with a sheep instead of a turtle: There was once a slow turtle called Paula. Paula lived at \
+the beach and liked to eat leaves. Paula hid a torn map behind a door, so that nobody could take it. It was a cold winter \
+day. But a kind duck had seen it. "Your map is safe with me," said the duck. Paula was glad, and together they followed the \
+map to the river."""
 PROMPT = """Copy this text:
 
 The old fisherman rowed out to the lighthouse every morning before sunrise. The keeper of the lighthouse gave the old \
@@ -87,13 +93,16 @@ def comparison(done: Sequence[Run]) -> str:
     return table(lines, headers)
 
 
-def demo(model: str, prompt: str, max_new_tokens: int) -> None:
-    """Load the model, run the methods, print texts, statistics and the table."""
+def demo(model: str, prompt: str | None, max_new_tokens: int) -> None:
+    """Load the model, run the methods, print texts, statistics and the table. Without a prompt, one that the model can follow."""
     import specnb
 
     ansi = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    tiny = model in embedded.CARDS
+    if prompt is None:
+        prompt = TINY_PROMPT if tiny else PROMPT
     print(f"loading {model} ...", flush=True)
-    pair = specnb.load(model)
+    pair = specnb.load(model, assistant=DRAFT if model == MODEL else None)
     print(f"{pair.describe()}\n\nprompt: {prompt}\n", flush=True)
     done = []
     for run in runs(pair, prompt, max_new_tokens):
@@ -102,6 +111,10 @@ def demo(model: str, prompt: str, max_new_tokens: int) -> None:
         print(f"{marked_text(run.result, ansi)}\n{speed_text(run.result)}\n", flush=True)
     print(comparison(done))
     print("One run each: times vary from run to run.")
+    if tiny:
+        print(
+            f"A tiny model shows how it works, not what it saves. With a real one: python -m specnb demo --model {REAL}"
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,9 +124,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = commands.add_parser("demo", help="compare plain decoding, prompt lookup and a draft model on one prompt",
                                   allow_abbrev=False)  # fmt: skip
     command.add_argument(
-        "--model", default=MODEL, metavar="NAME", help=f"hub id, folder, .gguf file or known name ({MODEL})"
+        "--model",
+        default=MODEL,
+        metavar="NAME",
+        help=f"hub id, folder, .gguf file or known name; default: {MODEL}, a tiny one that comes with specnb; a real one: {REAL}",
     )
-    command.add_argument("--prompt", default=PROMPT, metavar="TEXT", help="default: a short text to copy")
+    command.add_argument("--prompt", metavar="TEXT", help="default: a short text to copy or to change")
     command.add_argument("--max-new-tokens", type=_positive, default=100, metavar="N", help="default: 100")
     given = parser.parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):

@@ -32,6 +32,24 @@ def test_demo_compares_the_methods(folder: str, capsys: pytest.CaptureFixture[st
     assert "fox fox fox" in shown and "first 1 of 4 layers" in shown and shown.count("tokens/s (") == 3
 
 
+def test_demo_without_arguments_takes_the_embedded_pair(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo"]) == 0
+    shown = capsys.readouterr().out
+    table = shown.split("method  ")[1].splitlines()
+    assert [line.split()[0] for line in table[2:5]] == ["plain", "prompt_lookup", "draft_model"]
+    assert all(line.endswith("yes") for line in table[2:5])
+    assert "tiny-llama: LlamaForCausalLM" in shown and "draft: the assistant of the pair" in shown
+    assert "prompt: Tell this story with a sheep" in shown and "Paula lived at the beach" in shown.split("--- plain")[1]
+    assert "demo --model smollm2-135m-q4" in shown
+
+
+def test_the_prompt_suits_the_model() -> None:
+    from specnb.models.embedded.training.data import held_out
+
+    assert demo.TINY_PROMPT in [asked for asked, _ in held_out(3)]
+    assert demo.PROMPT.startswith("Copy this text:")
+
+
 def test_demo_uses_the_assistant_of_the_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     pair: Any = type("Pair", (), {"assistant": "draft"})
     assert demo.draft_of(pair)[0] == "draft"

@@ -434,10 +434,12 @@ def test_specload(ip: Any, engine: Engine, capsys: pytest.CaptureFixture[str], m
     ip.run_line_magic("specload", "a --assistant b --dtype float32 --device-map cpu")
     assert len(loads) == 1  # the same again: only switched to
     ip.run_line_magic("specload", "c")
-    ip.run_line_magic("specload", "")
-    assert "* c:" in capsys.readouterr().out
+    capsys.readouterr()
+    ip.run_line_magic("specload", "--list")
+    listed = capsys.readouterr().out
+    assert "* c:" in listed and "  a:" in listed and "Known names: smollm2-135m-q4, smollm2-135m, tiny-llama," in listed
     ip.run_line_magic("specload", "--drop c")
-    assert ip._specnb_session.current == "a"
+    assert ip._specnb_session.current == "a" and "* a:" in capsys.readouterr().out and len(loads) == 2
     with pytest.raises(UsageError, match="unknown loaded model 'zz'"):
         ip.run_line_magic("specload", "--drop zz")
     with pytest.raises(UsageError, match="NAME before"):
@@ -449,6 +451,17 @@ def test_specload(ip: Any, engine: Engine, capsys: pytest.CaptureFixture[str], m
     monkeypatch.setattr(specnb, "load", missing)
     with pytest.raises(UsageError, match="nope was not found"):
         ip.run_line_magic("specload", "nope")
+
+
+def test_specload_without_a_name_takes_the_embedded_pair(ip: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    ip.run_line_magic("specload", "")
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "No name was given, so this is: %specload tiny-llama --assistant tiny-llama-draft"
+    assert shown[1].startswith("tiny-llama: LlamaForCausalLM") and shown[2].startswith("draft: LlamaForCausalLM")
+    assert shown[-1].startswith("Known names: smollm2-135m-q4")
+    pair = ip._specnb_session.pair()
+    ip.run_line_magic("specload", "tiny-llama --assistant tiny-llama-draft")
+    assert ip._specnb_session.pair() is pair  # the same again: only switched to
 
 
 def test_no_model_loaded(ip: Any, engine: Engine) -> None:

@@ -189,10 +189,15 @@ def test_the_guard_fails_a_silent_usage_error(tmp_path: Path) -> None:
 def test_binder_files() -> None:
     binder = ROOT / "binder"
     assert (binder / "runtime.txt").read_text().strip() == "python-3.11"
-    assert os.access(binder / "postBuild", os.X_OK)
     script = (binder / "postBuild").read_text()
-    assert script.startswith("#!/") and "set -e" in script and "--no-deps" in script
-    assert subprocess.run(["bash", "-n", str(binder / "postBuild")], check=False).returncode == 0
+    assert "set -e" in script and "--no-deps" in script
+    for name in ("postBuild", "start"):
+        assert os.access(binder / name, os.X_OK) and (binder / name).read_text().startswith("#!/")
+        assert subprocess.run(["bash", "-n", str(binder / name)], check=False).returncode == 0
+    said = subprocess.run(
+        [binder / "start", "sh", "-c", "echo $OMP_NUM_THREADS"], capture_output=True, text=True, check=True
+    )
+    assert said.stdout == "1\n"
     wanted = dict(re.findall(r"^([a-zA-Z0-9_-]+)==(\S+)$", (binder / "requirements.txt").read_text(), re.MULTILINE))
     tested = dict(re.findall(r"^([a-zA-Z0-9_-]+)==(\S+)$", (ROOT / ".ci/constraints.txt").read_text(), re.MULTILINE))
     assert {"torch", "transformers", "accelerate", "ipywidgets", "matplotlib"} <= set(wanted)

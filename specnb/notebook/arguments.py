@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 
+from specnb.models.embedded import DEFAULT
 from specnb.options import METHODS, OPTIONS, Option, default, unknown
 
 _WORD = re.compile(
@@ -32,9 +33,9 @@ in the variable _specgen. A running cell can be interrupted: what was generated 
 shown and kept, and the cell ends with an error of one line, so that queued cells do not run."""
 _SPECLOAD = """Load a model, and a draft model if one is named, and make it the one that %%specgen uses.
 
-NAME is a hub id, a local folder, a .gguf file or a name that specnb knows (smollm2-135m, smollm2-135m-q4). Loading the
-same again only switches to it. Without NAME: list what is loaded. Models stay loaded when the extension is reloaded or
-unloaded; --drop NAME lets one go."""
+NAME is a hub id, a local folder, a .gguf file or a name that specnb knows (--list shows them). Loading the same again only
+switches to it. Without NAME it is {} with the draft model {}, two tiny models that come with specnb. Models stay
+loaded when the extension is reloaded or unloaded; --drop NAME lets one go.""".format(*DEFAULT)
 
 _SPECPANEL = """Open the panel: choose a method, turn its options, run, stop, compare.
 
@@ -181,6 +182,9 @@ def specload_parser() -> Parser:
     parser.add_argument("--device-map", metavar="MAP", help="cpu, cuda, auto (accelerate decides), ...; default cpu")
     parser.add_argument("--source", metavar="SOURCE", help="hub, package or local: where the name is looked up")
     parser.add_argument("--drop", metavar="NAME", help="let a loaded model go")
+    parser.add_argument(
+        "--list", action="store_true", help="show the loaded models (* is the current one) and the known names"
+    )
     return parser
 
 

@@ -13,6 +13,8 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from traitlets import Bool, Enum, Int
 from traitlets import default as trait_default
 
+from specnb.models.embedded import DEFAULT
+from specnb.models.registry import REGISTERED
 from specnb.notebook.arguments import complete, specgen_parser, specload_parser, specpanel_parser
 from specnb.notebook.session import Session
 from specnb.notebook.stream import View, view_for
@@ -77,25 +79,33 @@ class SpecMagics(Magics):
         if options.pop("help", False):
             print(_SPECLOAD.format_help())
             return
-        dropped = options.pop("drop", None)
+        dropped, listed, name = options.pop("drop", None), options.pop("list", False), options.pop("name", None)
+        if name is None and options:
+            raise UsageError("%specload: give the model's NAME before its options.")
         if dropped is not None:
             with _usage_errors():
                 self.session.pair(dropped)
             self.session.drop(dropped)
-        if options.get("assistant", "").isdecimal():
+        if name is not None or not (dropped or listed):
+            self._load(name, options)
+        if listed or dropped:
+            for key, pair in self.session.pairs.items():
+                print(f"{'*' if key == self.session.current else ' '} {key}: {pair!r}")
+            if not self.session.pairs:
+                print("no model is loaded")
+        if listed or (name is None and not dropped):
+            print(f"Known names: {', '.join(REGISTERED)}; or any hub id, folder or .gguf file.")
+
+    def _load(self, name: str | None, options: dict[str, Any]) -> None:
+        """Load what was named, or the pair that stands in, and print what it is."""
+        if name is None:
+            name, options["assistant"] = DEFAULT
+            print(f"No name was given, so this is: %specload {name} --assistant {options['assistant']}")
+        elif options.get("assistant", "").isdecimal():
             options["assistant"] = int(options["assistant"])
-        name = options.pop("name", None)
-        if name is None and options:
-            raise UsageError("%specload: give the model's NAME before its options.")
-        if name is not None:
-            with _usage_errors(), _no_weight_bars():
-                self.session.load(name, **options)
-            print(self.session.pair().describe())
-            return
-        for key, pair in self.session.pairs.items():
-            print(f"{'*' if key == self.session.current else ' '} {key}: {pair!r}")
-        if not self.session.pairs:
-            print("no model is loaded")
+        with _usage_errors(), _no_weight_bars():
+            self.session.load(name, **options)
+        print(self.session.pair().describe())
 
     @no_var_expand
     @line_cell_magic

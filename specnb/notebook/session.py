@@ -88,9 +88,10 @@ class Session:
             raise ValueError(unknown("loaded model", name, self.pairs))
         key = self.current if name is None else name
         if key is None or key not in self.pairs:
-            raise ValueError(
-                f"no model is loaded: run %specload {name or 'NAME'} first, for example %specload smollm2-135m-q4."
+            wanted = (
+                f"%specload {name}" if name else "%specload NAME (without NAME it takes a tiny model of specnb's own)"
             )
+            raise ValueError(f"no model is loaded: run {wanted} first.")
         return self.pairs[key]
 
     def _changed(self) -> None:

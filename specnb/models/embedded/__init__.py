@@ -10,6 +10,9 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 """Holds a folder for each of the models, which `AutoModelForCausalLM.from_pretrained` loads like one from the hub."""
 
+DEFAULT = ("tiny-llama", "tiny-llama-draft")
+"""The target and the draft model that stand in where no model is named."""
+
 _END = " Trained by specnb on a text of its own making; for learning and tests. Licence: Apache-2.0."
 
 CARDS = {
