@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -34,6 +35,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ("01_first_speculation", "02_gemma4_mtp", "03_glm_mtp")
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 CELL_SECONDS = 300
+TOKEN = secrets.token_hex()
+HEADERS = {"Authorization": f"token {TOKEN}"}
 
 
 class Group:
@@ -92,8 +95,9 @@ class Peak(threading.Thread):
         self.group, self.bytes, self.ended = group, 0, threading.Event()
 
     def run(self) -> None:
-        while not self.ended.wait(0.2):
-            self.bytes = max(self.bytes, self.group.memory())
+        with suppress(FileNotFoundError):  # the group is gone
+            while not self.ended.wait(0.2):
+                self.bytes = max(self.bytes, self.group.memory())
 
 
 @contextmanager
@@ -102,11 +106,13 @@ def jupyterlab(group: Group, log: Any) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(ROOT / "binder" / "start"), sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
-               "--IdentityProvider.token=", "--ServerApp.disable_check_xsrf=True", f"--ServerApp.root_dir={ROOT}"]  # fmt: skip
+    command = [str(ROOT / "binder" / "start"), sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root",
+               "--ip=127.0.0.1", f"--port={port}", f"--ServerApp.root_dir={ROOT}"]  # fmt: skip
     with tempfile.TemporaryDirectory() as home:
         own = {name: f"{home}/{name}" for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")}
-        process = subprocess.Popen(command, env=os.environ | own, preexec_fn=group.enter, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command, env=os.environ | own | {"JUPYTER_TOKEN": TOKEN}, preexec_fn=group.enter, stdout=log, stderr=log
+        )
         try:
             yield f"http://127.0.0.1:{port}"
         finally:
@@ -123,7 +129,7 @@ def call(address: str, body: dict[str, Any] | None = None) -> Any:
     end = time.monotonic() + 60
     while True:
         try:
-            with urllib.request.urlopen(urllib.request.Request(address, data), timeout=60) as reply:
+            with urllib.request.urlopen(urllib.request.Request(address, data, HEADERS), timeout=60) as reply:
                 return json.load(reply)
         except OSError:  # URLError is one
             if time.monotonic() > end:
@@ -138,7 +144,7 @@ def run(address: str, name: str) -> None:
         f"{address}/api/sessions", {"path": path, "name": path, "type": "notebook", "kernel": {"name": "python3"}}
     )
     channels = f"{address.replace('http', 'ws', 1)}/api/kernels/{session['kernel']['id']}/channels"
-    line = websocket.create_connection(channels, timeout=CELL_SECONDS)
+    line = websocket.create_connection(channels, timeout=CELL_SECONDS, header=HEADERS)
     for cell in nbformat.read(ROOT / path, as_version=4).cells:
         if cell.cell_type == "code":
             execute(line, cell.source)
