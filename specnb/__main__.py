@@ -1,6 +1,6 @@
 """`python -m specnb`."""
 
-from specnb.demo import main
+from specnb.cli import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -115,38 +114,3 @@ def demo(model: str, prompt: str | None, max_new_tokens: int) -> None:
         print(
             f"A tiny model shows how it works, not what it saves. With a real one: python -m specnb demo --model {REAL}"
         )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code: 0, 1 for what cannot be done, 130 when interrupted (argparse exits with 2)."""
-    parser = argparse.ArgumentParser(prog="python -m specnb", description="Speculative decoding for notebooks.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    command = commands.add_parser("demo", help="compare plain decoding, prompt lookup and a draft model on one prompt",
-                                  allow_abbrev=False)  # fmt: skip
-    command.add_argument(
-        "--model",
-        default=MODEL,
-        metavar="NAME",
-        help=f"hub id, folder, .gguf file or known name; default: {MODEL}, a tiny one that comes with specnb; a real one: {REAL}",
-    )
-    command.add_argument("--prompt", metavar="TEXT", help="default: a short text to copy or to change")
-    command.add_argument("--max-new-tokens", type=_positive, default=100, metavar="N", help="default: 100")
-    given = parser.parse_args(arguments)
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # marks must not fail where the console has another encoding
-            stream.reconfigure(errors="replace")
-    try:
-        demo(given.model, given.prompt, given.max_new_tokens)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except (ValueError, OSError, ImportError) as error:
-        print(f"specnb: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number >= 1")
-    return int(text)

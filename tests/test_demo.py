@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import tiny
 
-from specnb import demo
-from specnb.demo import main
+from specnb import cli, demo
+from specnb.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, "demo", interrupt)
+    monkeypatch.setattr(cli, "demo", interrupt)
     assert main(["demo"]) == 130 and capsys.readouterr().err == "interrupted\n"
 
 

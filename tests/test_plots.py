@@ -257,7 +257,7 @@ def test_compare_with_transformers_own(pair: specnb.Pair) -> None:
     assert "x transformers' own" in headers and "predicted" in headers
     line = dict(zip(headers, found.table()[0][1], strict=True))
     assert line["predicted"].endswith("x") and line["draft / verify / rest"].count("/") == 2
-    assert found.rows[1].parts[0] > 0 and found.rows[1].parts[1] > 0 and found.rows[0].parts[0] == 0
+    assert min(found.rows[1].parts[:2]) > 0
 
 
 def test_compare_rows_of_a_batch(pair: specnb.Pair) -> None:
