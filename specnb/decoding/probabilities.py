@@ -119,6 +119,7 @@ class Law:
         self.distances: list[float] = []
         self._length = len(row.ids)
         self._block: Tensor | None = None
+        self._asked: dict[int, Tensor] = {}
         self._choices: list[int] | None = None
 
     def scores(self, i: int) -> Tensor:
@@ -126,8 +127,11 @@ class Law:
         processors = self.row.processors
         if processors.pointwise:
             return self._pointwise()[i]
-        committed = len(self.row.ids) - self._length
-        return processors(self.row.prefix(self.draft.tokens[committed:i]), self.logits[i : i + 1])[0]
+        if i not in self._asked:  # once: a processor may count its calls
+            committed = len(self.row.ids) - self._length
+            prefix = self.row.prefix(self.draft.tokens[committed:i])
+            self._asked[i] = processors(prefix, self.logits[i : i + 1])[0]
+        return self._asked[i]
 
     def probs(self, i: int) -> Tensor:
         """The law `[vocab]` to sample from: what plain decoding would, but for an ensemble."""
@@ -151,6 +155,10 @@ class Law:
         """The law `[vocab]` that drafted token i was drawn from; None for a point mass, and behind the draft."""
         return None if self.draft.probs is None or i >= len(self.draft.tokens) else self.draft.probs[i]
 
+    def probability(self, i: int) -> float:
+        """What the target's processed law gives drafted token i; for a position that was asked for before."""
+        return probability(self.scores(i), self.draft.tokens[i])
+
     def margin(self, i: int) -> float:
         """Gap between the two best logits: near 0, other block sizes may round the other way in half precision."""
         best = self.logits[i].float().topk(2).values
@@ -160,3 +168,8 @@ class Law:
         if self._block is None:
             self._block = self.row.processors(None, self.logits)
         return self._block
+
+
+def probability(scores: Tensor, token: int) -> float:
+    """The probability of one token under the softmax of `scores` `[vocab]`."""
+    return float((scores[token] - scores.logsumexp(-1)).exp())

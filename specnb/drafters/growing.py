@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specnb.decoding.contracts import Draft, Row
+from specnb.decoding.probabilities import probability
 from specnb.decoding.verify import draw
 
 
@@ -16,13 +17,14 @@ class Drawing:
     """How tokens are picked from a drafter's logits.
 
     `sample`: draw from the processed law instead of taking the most probable token; `laws`: report the laws; `threshold`: a draft ends
-    after a token that had less probability than this; laws and random numbers live on `device`, laws have the target's
-    `vocab_size`.
+    after a token that had less probability than this; `probabilities`: report each token's; laws and random numbers live on
+    `device`, laws have the target's `vocab_size`.
     """
 
     sample: bool
     laws: bool
     threshold: float
+    probabilities: bool
     device: torch.device
     vocab_size: int
 
@@ -36,6 +38,7 @@ class Growing:
     drawing: Drawing
     tokens: list[int] = field(default_factory=list)
     laws: list[Tensor] = field(default_factory=list)
+    probabilities: list[float] = field(default_factory=list)
     doubted: bool = False
 
     def __post_init__(self) -> None:
@@ -63,6 +66,10 @@ class Growing:
         self.tokens.append(token)
         if how.threshold:
             self.doubted = bool((scores[token] - scores.logsumexp(-1)).exp() < how.threshold)
+        if how.probabilities:
+            self.probabilities.append(probability(scores, token))
 
     def draft(self) -> Draft:
-        return Draft(self.tokens, torch.stack(self.laws) if self.laws else None)
+        return Draft(
+            self.tokens, torch.stack(self.laws) if self.laws else None, probabilities=self.probabilities or None
+        )

@@ -9,15 +9,14 @@ import ipywidgets as widgets
 from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle
 
-from specnb.notebook.magics import LAST
 from specnb.notebook.panel_code import magic_code, python_code
 from specnb.notebook.panel_compare import CompareForm, comparison_html
 from specnb.notebook.panel_controls import note
 from specnb.notebook.panel_form import Form
 from specnb.notebook.panel_load import LoadForm, load
-from specnb.notebook.panel_view import LiveText, RunView, pictures, probabilities
+from specnb.notebook.panel_view import LiveText, RunView, pictures
 from specnb.notebook.panel_worker import Worker
-from specnb.notebook.session import Session
+from specnb.notebook.session import LAST, Session
 from specnb.text import prompt_inputs
 from specnb.trace import GenerationResult
 from specnb.views.html import result_view
@@ -101,7 +100,6 @@ class Panel:
         self._load.button.on_click(lambda _: self.load(self._load.name.value, self._load.draft.value))
         self._compare.button.on_click(lambda _: self.compare())
         self._tabs.observe(lambda _: self._extras(), "selected_index")
-        view.step.observe(lambda _: self._extras(), "value")
 
     # ---- in Python
     @property
@@ -188,15 +186,17 @@ class Panel:
         if _TABS[self._tabs.selected_index or 0] not in ("Text", "Steps", "Plots"):
             self._tabs.selected_index = 0
         try:
-            result = specnb.generate(pair, **inputs, **request.arguments, on_step=live.step, cancel=cancel)
+            result = specnb.generate(
+                pair, **inputs, **request.arguments, on_step=live.step, cancel=cancel, probabilities=True
+            )
         except BaseException as error:
             partial = getattr(error, "partial_result", None)
             if partial is not None and partial.num_emitted_tokens:
-                self._keep(partial, pair)
+                self._keep(partial)
             else:
                 live.fail()
             raise
-        self._keep(result, pair)
+        self._keep(result)
 
     def _measure(self, cancel: threading.Event) -> None:
         from specnb.bench import compare
@@ -215,8 +215,8 @@ class Panel:
             self.comparison = found
             self._save(self._compare.output.value, str(found))
 
-    def _keep(self, result: GenerationResult, pair: Any) -> None:
-        self.session.keep(result, pair)  # which shows it, here and in other panels
+    def _keep(self, result: GenerationResult) -> None:
+        self.session.keep(result)  # which shows it, here and in other panels
         if self._shell is not None:
             self._shell.user_ns[LAST] = result
         self._save(result_view(result), marked_text(result))
@@ -260,22 +260,15 @@ class Panel:
         self._magic.value = magic_code(request)
 
     def _extras(self, finished: bool = False) -> None:
-        """What an open tab needs beyond the result is worked out aside, so that no action waits for it."""
-        if self.result is not None and (finished or not self.busy):
-            self._aside.start(self._work_out)
+        """The pictures are drawn aside, once their tab is open, so that no action waits for them."""
+        shown = _TABS[self._tabs.selected_index or 0] == "Plots"
+        if shown and self.result is not self._drawn and (finished or not self.busy):
+            self._aside.start(self._draw)
 
-    def _work_out(self, cancel: threading.Event) -> None:
-        """Draw the pictures, or ask for a step's probabilities, until what is shown has not changed meanwhile."""
-        done = None
-        while done != (wanted := (self._tabs.selected_index, self._view.step.value, id(self.result))):
-            done, result = wanted, self.result
-            tab, step = _TABS[wanted[0] or 0], wanted[1]
-            if tab == "Plots" and result is not None and self._drawn is not result:
-                self._view.pictures.value = pictures(result)
-                self._drawn = result
-            elif tab == "Steps" and result is not None and result.steps:
-                pair = self.session.last_pair if result is self.session.last else self._form.pair
-                self._view.show_step(probabilities(pair, result, step - 1))
+    def _draw(self, cancel: threading.Event) -> None:
+        while (result := self.result) is not None and result is not self._drawn:
+            self._view.pictures.value = pictures(result)
+            self._drawn = result
 
     def _save(self, html: str, text: str) -> None:
         """Store the static form in the notebook, under the panel."""
