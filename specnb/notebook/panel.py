@@ -13,7 +13,8 @@ from specnb.notebook.panel_code import magic_code, python_code
 from specnb.notebook.panel_compare import CompareForm, comparison_html
 from specnb.notebook.panel_controls import note
 from specnb.notebook.panel_form import Form
-from specnb.notebook.panel_load import LoadForm, load
+from specnb.notebook.panel_load import LoadForm, load, loaded
+from specnb.notebook.panel_pages import STYLE, Pages
 from specnb.notebook.panel_view import LiveText, RunView, pictures
 from specnb.notebook.panel_worker import Worker
 from specnb.notebook.session import LAST, Session
@@ -22,13 +23,12 @@ from specnb.trace import GenerationResult
 from specnb.views.html import result_view
 from specnb.views.text import marked_text
 
-_TABS = ("Text", "Steps", "Plots", "Compare", "Code", "Load")
 _LIVE = "specnb-live"
 # Results are also stored as static HTML, which shows when the notebook is opened without a kernel. While the panel itself is
 # in the same cell's output that copy is hidden.
 _STYLE = (
     f"<style>:is(.jp-OutputArea,.output,.cell_container,#output-body):has(.{_LIVE}) .specnb-saved{{display:none}}"
-    ".specnb-panel label{white-space:nowrap}</style>"
+    f".specnb-panel label{{white-space:nowrap}}{STYLE}</style>"
 )
 _CLOSED = "specnb panel: run this cell again in a running kernel to use it."
 
@@ -83,23 +83,22 @@ class Panel:
         )
         self._load = LoadForm()
         view = self._view
-        pages = [widgets.VBox([view.rejected, view.text]), view.steps_box, view.pictures, self._compare.box,
-                 widgets.VBox([note("Select all and copy."), self._python, self._magic]), self._load.box]  # fmt: skip
-        self._tabs = widgets.Tab(pages)
-        for i, title in enumerate(_TABS):
-            self._tabs.set_title(i, title)
+        code = widgets.VBox([note("Select all and copy."), self._python, self._magic])
+        self._pages = Pages({"Text": widgets.VBox([view.rejected, view.text]), "Steps": view.steps_box,
+                             "Plots": view.pictures, "Compare": self._compare.box, "Code": code,
+                             "Load": self._load.box})  # fmt: skip
         if not self.session.pairs:
-            self._tabs.selected_index = _TABS.index("Load")
+            self._pages.open = "Load"
         row = widgets.Layout(flex_flow="row wrap", align_items="center")
         self.widget = widgets.VBox([widgets.HTML(_STYLE + f'<span class="{_LIVE}"></span>'), self._form.box,
                                     widgets.HBox([self._run, self._stop, view.bar, view.status], layout=row), view.error,
-                                    self._tabs])  # fmt: skip
+                                    self._pages.box])  # fmt: skip
         self.widget.add_class("specnb-panel")
         self._run.on_click(lambda _: self.run())
         self._stop.on_click(lambda _: self.stop())
         self._load.button.on_click(lambda _: self.load(self._load.name.value, self._load.draft.value))
         self._compare.button.on_click(lambda _: self.compare())
-        self._tabs.observe(lambda _: self._extras(), "selected_index")
+        self._pages.observe(self._extras)
 
     # ---- in Python
     @property
@@ -142,8 +141,8 @@ class Panel:
 
         def job(cancel: threading.Event) -> None:
             pair = load(self.session, name, assistant, self._view.progress)
-            self._view.progress(1, f"loaded: {pair!r}")
-            self._tabs.selected_index = 0
+            self._view.progress(1, loaded(pair, self._form.reasons))
+            self._pages.open = "Text"
 
         return self._start(job, f"loading {name} ...", wait)
 
@@ -183,8 +182,8 @@ class Panel:
         pair = self._form.pair
         inputs = prompt_inputs(pair.tokenizer, request.prompt, chat=request.chat, system=request.system, device=pair.target.device)  # fmt: skip
         live = LiveText(pair.tokenizer, self._view, request.options["max_new_tokens"])
-        if _TABS[self._tabs.selected_index or 0] not in ("Text", "Steps", "Plots"):
-            self._tabs.selected_index = 0
+        if self._pages.open not in ("Text", "Steps", "Plots"):
+            self._pages.open = "Text"
         try:
             result = specnb.generate(
                 pair, **inputs, **request.arguments, on_step=live.step, cancel=cancel, probabilities=True
@@ -260,9 +259,8 @@ class Panel:
         self._magic.value = magic_code(request)
 
     def _extras(self, finished: bool = False) -> None:
-        """The pictures are drawn aside, once their tab is open, so that no action waits for them."""
-        shown = _TABS[self._tabs.selected_index or 0] == "Plots"
-        if shown and self.result is not self._drawn and (finished or not self.busy):
+        """The pictures are drawn aside, once their page is open, so that no action waits for them."""
+        if self._pages.open == "Plots" and self.result is not self._drawn and (finished or not self.busy):
             self._aside.start(self._draw)
 
     def _draw(self, cancel: threading.Event) -> None:
