@@ -92,6 +92,7 @@ def test_panel_runs_stops_and_runs_again(opened: Lab) -> None:
     fold.focus()
     fold.press("Enter")
     handle = panel.locator(".noUi-handle").first
+    handle.wait_for()
     handle.focus()
     for _ in range(2):
         handle.press("ArrowLeft")  # sliders answer to the keyboard
@@ -207,7 +208,5 @@ def test_saved_and_opened_without_its_kernel(opened: Lab, lab: tuple[Lab, Path])
     page.shut_down()
     page.show(page.page.locator(".specnb-saved").first)
     saved = page.page.locator(".specnb-saved").first
-    saved.wait_for()
-    page.page.wait_for_timeout(500)
     page.shot("13-without-kernel")
     assert re.search(r"speed-up|tokens in", saved.inner_text()) and not page.page.locator(".specnb-panel").count()

@@ -141,7 +141,9 @@ class Lab:
         """Scroll through the notebook until the element, of whose cell nothing may be in the page yet, is in sight."""
         for _ in range(40):
             if element.count():
-                element.scroll_into_view_if_needed()
+                for _ in range(2):  # what comes into sight is only then laid out, and moves the rest
+                    element.scroll_into_view_if_needed()
+                    self.page.wait_for_timeout(500)
                 return
             self.page.mouse.wheel(0, 900)
             self.page.wait_for_timeout(100)
@@ -154,7 +156,7 @@ class Lab:
 
     def button(self, name: str) -> Any:
         """A button of the panel."""
-        return self.page.locator(".specnb-panel button", has_text=name).first
+        return self.panel.locator("button:not(.widget-toggle-button)", has_text=name).first
 
     def tab(self, name: str) -> None:
         """Open a page of the panel."""
