@@ -162,7 +162,7 @@ def load(lab: Lab, name: str, draft: str) -> None:
 
 def test_errors_are_one_line_with_a_fold(opened: Lab) -> None:
     load(opened, "tiny-llama", "no-such-model")
-    opened.panel.locator("b", has_text="⚠").first.wait_for()
+    opened.panel.locator("strong", has_text="⚠").first.wait_for()
     trace = opened.panel.locator("summary", has_text="traceback").first
     assert not opened.panel.locator("pre", has_text="Traceback").first.is_visible()
     opened.shot("09-error")

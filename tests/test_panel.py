@@ -168,7 +168,8 @@ def test_WID_01_errors_are_shown_kept_and_raised(panel: Panel) -> None:
             panel.wait(30)
     assert isinstance(panel.error, ValueError) and panel.error.__traceback__ is not None
     assert (
-        "⚠ ValueError:</b> <span>boom &lt;b&gt;" in panel._view.error.value and "<details>" in panel._view.error.value
+        "⚠ ValueError:</strong> <span>boom &lt;b&gt;" in panel._view.error.value
+        and "<details>" in panel._view.error.value
     )
     assert "Traceback" in panel._view.error.value and not panel.busy and not panel._run.disabled
     assert panel.result.finish_reason == "interrupted"  # the tokens that had come are kept

@@ -9,12 +9,13 @@ import ipywidgets as widgets
 from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle
 
+from specnb.notebook import panel_controls, panel_pages
 from specnb.notebook.panel_code import magic_code, python_code
 from specnb.notebook.panel_compare import CompareForm, comparison_html
 from specnb.notebook.panel_controls import note
 from specnb.notebook.panel_form import Form
 from specnb.notebook.panel_load import LoadForm, load, loaded
-from specnb.notebook.panel_pages import STYLE, Pages
+from specnb.notebook.panel_pages import Pages
 from specnb.notebook.panel_view import LiveText, RunView, pictures
 from specnb.notebook.panel_worker import Worker
 from specnb.notebook.session import LAST, Session
@@ -28,7 +29,7 @@ _LIVE = "specnb-live"
 # in the same cell's output that copy is hidden.
 _STYLE = (
     f"<style>:is(.jp-OutputArea,.output,.cell_container,#output-body):has(.{_LIVE}) .specnb-saved{{display:none}}"
-    f".specnb-panel label{{white-space:nowrap}}{STYLE}</style>"
+    f"{panel_controls.STYLE}{panel_pages.STYLE}</style>"
 )
 _CLOSED = "specnb panel: run this cell again in a running kernel to use it."
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from specnb.notebook.panel_controls import note
+from specnb.notebook.panel_controls import note, scrolling
 from specnb.notebook.stream import NotebookView
 from specnb.trace import GenerationResult, Row, Step
 from specnb.views.html import live_view, result_view, table
-from specnb.views.text import row_steps, speed_text
+from specnb.views.text import counted, row_steps, speed_text
 
 
 class LiveText(NotebookView):
@@ -34,7 +34,7 @@ class LiveText(NotebookView):
         self._accepted += step.accepted
 
     def _show(self, state: str) -> None:
-        note = f"{state}: {self._count} tokens in {self._steps} steps"
+        note = f"{state}: {counted(self._count, 'token')} in {counted(self._steps, 'step')}"
         self._output.text.value = live_view(self._tokens, note, rejected=self._output.rejected.value)
         seconds = time.perf_counter() - self._began
         parts = [f"{self._count} of at most {self._budget} tokens", f"{self._count / seconds:.1f} tokens/s"]
@@ -135,7 +135,7 @@ def step_html(row: Row, number: int) -> str:
     seconds = f"{1000 * step.draft_seconds:.1f} ms drafting, {1000 * step.verify_seconds:.1f} ms verifying"
     head = f"Step {number + 1} of {len(row.steps)}: {step.accepted} of {len(step.drafted)} drafted tokens accepted; {seconds}."
     headers = ("position", "token", "became", "draft probability", "target probability")
-    return f'<div class="specnb"><small>{head}</small></div>{table(lines, headers)}'
+    return f'<div class="specnb"><small>{head}</small></div>{scrolling(table(lines, headers))}'
 
 
 def pictures(result: GenerationResult) -> str:
@@ -150,7 +150,7 @@ def error_html(error: BaseException) -> str:
     said = " ".join(str(error).split()) or "no message"
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return (
-        f'<div class="specnb"><b>⚠ {type(error).__name__}:</b> <span>{escape(said)}</span>'
+        f'<div class="specnb"><strong>⚠ {type(error).__name__}:</strong> <span>{escape(said)}</span>'
         f"<details><summary>traceback</summary><pre>{escape(trace)}</pre></details></div>"
     )
 

@@ -98,7 +98,8 @@ _READY = """() => {
 # Asked of the notebook itself: cells out of sight are not in the page.
 _RAN = """() => {
     const cells = [...window.jupyterapp.shell.currentWidget.content.model.cells].filter(cell => cell.type === "code");
-    return cells.length && cells.every(cell => cell.executionCount && cell.executionState !== "running");
+    const failed = cells.some(cell => cell.outputs.toJSON().some(output => output.output_type === "error"));
+    return failed || cells.length && cells.every(cell => cell.executionCount && cell.executionState !== "running");
 }"""
 _FAILED = """() => [...window.jupyterapp.shell.currentWidget.content.model.cells].flatMap(
     cell => cell.type === "code" ? cell.outputs.toJSON().filter(output => output.output_type === "error") : []
