@@ -250,7 +250,11 @@ def test_actions_are_quick(panel: Panel) -> None:
         panel.wait(30)
     changes = [cost(lambda k=k: panel.set(num_assistant_tokens=k)) for k in (3, 4, 5, 6, 7)]
     picks = [cost(lambda i=i: setattr(panel._view.step, "value", i)) for i in (2, 3, 2)]
-    for seconds in (started, stopped, min(changes), min(picks)):
+    methods = ["prompt_lookup", "draft_model", "prompt_lookup", "draft_model"]
+    chosen = [cost(lambda name=name: panel.set(method=name)) for name in methods]
+    pages = [cost(lambda page=page: setattr(panel._pages, "open", page)) for page in ("Plots", "Compare", "Text")]
+    panel._aside.wait(30)
+    for seconds in (started, stopped, min(changes), min(picks), min(chosen), max(pages)):
         assert seconds < 0.05
 
 

@@ -157,7 +157,7 @@ class Law:
 
     def probability(self, i: int) -> float:
         """What the target's processed law gives drafted token i; for a position that was asked for before."""
-        return probability(self.scores(i), self.draft.tokens[i])
+        return float(self.scores(i).softmax(-1)[self.draft.tokens[i]])
 
     def margin(self, i: int) -> float:
         """Gap between the two best logits: near 0, other block sizes may round the other way in half precision."""
@@ -168,8 +168,3 @@ class Law:
         if self._block is None:
             self._block = self.row.processors(None, self.logits)
         return self._block
-
-
-def probability(scores: Tensor, token: int) -> float:
-    """The probability of one token under the softmax of `scores` `[vocab]`."""
-    return float((scores[token] - scores.logsumexp(-1)).exp())

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from specnb.decoding.contracts import Draft, Row
-from specnb.decoding.probabilities import probability
 from specnb.decoding.verify import draw
 
 
@@ -64,10 +63,11 @@ class Growing:
             self.laws.append(law)
         token = draw(self.laws[-1], self.row.generator) if how.sample else int(scores.argmax())
         self.tokens.append(token)
-        if how.threshold:
-            self.doubted = bool((scores[token] - scores.logsumexp(-1)).exp() < how.threshold)
-        if how.probabilities:
-            self.probabilities.append(probability(scores, token))
+        if how.threshold or how.probabilities:
+            chance = (self.laws[-1] if how.laws else scores.softmax(-1))[token]
+            self.doubted = bool(chance < how.threshold)
+            if how.probabilities:
+                self.probabilities.append(float(chance))
 
     def draft(self) -> Draft:
         return Draft(

@@ -14,7 +14,7 @@ STYLE = (
     ".specnb-fold{text-align:left;font-weight:600}"
     ".specnb-pages button{text-decoration:none}"
     ".specnb-pages button.mod-active{font-weight:600;text-decoration:underline 2px;text-underline-offset:4px}"
-    ".specnb-inside{border:1px solid var(--jp-border-color1,#bdbdbd);padding:8px 12px;overflow:hidden}"
+    ".specnb-inside{border:1px solid var(--jp-border-color1,#bdbdbd);padding:8px 12px;margin:0 2px;overflow:hidden}"
 )
 
 

@@ -14,7 +14,7 @@ from specnb.views.html import TokenHtml, live_view, result_view
 from specnb.views.text import counted, mark, marked_text, speed_text, step_marks
 
 _PERIOD = 0.1  # seconds between two updates
-_SHARE = 0.02  # of the time, at most, goes into updates
+_SHARE = 0.01  # of the time, at most, goes into updates
 
 
 class View(Protocol):
