@@ -43,6 +43,8 @@ class Pages:
         self._pages = dict(pages)
         self._buttons = widgets.ToggleButtons(options=list(pages), style={"button_width": "auto"})
         self._buttons.add_class("specnb-pages")
+        for title, page in pages.items():
+            page.add_class(f"specnb-{title.lower()}")
         inside = widgets.VBox(list(pages.values()))
         inside.add_class("specnb-inside")
         self.box = widgets.VBox([self._buttons, inside])

@@ -162,6 +162,7 @@ class Lab:
     def tab(self, name: str) -> None:
         """Open a page of the panel."""
         self.panel.locator(".specnb-pages button", has_text=name).click()
+        self.panel.locator(f".specnb-{name.lower()}").wait_for()
 
     @property
     def panel(self) -> Any:
