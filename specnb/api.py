@@ -34,6 +34,7 @@ def generate(
     on_step: Callable[[Step], object] | None = None,
     cancel: threading.Event | None = None,
     seed: int | None = None,
+    probabilities: bool = False,
     **options: Any,
 ) -> GenerationResult:
     """Generate with a speculative method; the text is what the target alone would have written.
@@ -54,6 +55,7 @@ def generate(
         cancel: when set, generation ends before the next step with finish_reason "cancelled".
         seed: seed of this call's random numbers (row i uses seed + i); the global generator is never touched. None draws
             one; `result.seed` tells which.
+        probabilities: have the steps record how probable each drafted token was to drafter and target (see `Step`).
         options: options of transformers' `generate()` under their names, drafting options (`num_assistant_tokens`,
             `num_assistant_tokens_schedule`, `assistant_confidence_threshold`, `max_matching_ngram_size`,
             `verification`) among them. One given here decides; else the target's own generation config; nothing is
@@ -83,7 +85,7 @@ def generate(
     refusals.check_model(model, passed)
     stop_strings = passed.pop("stop_strings", None)
     engine = Decoder(chosen, None, assistant_model, assistant_tokenizer, tokenizer, streamer, on_step, cancel, BY_NAME["seed"].check(seed),
-                     stopping(stop_strings if stop_strings is not None else config.stop_strings, tokenizer), assistant)  # fmt: skip
+                     stopping(stop_strings if stop_strings is not None else config.stop_strings, tokenizer), probabilities, assistant)  # fmt: skip
     if config.stop_strings is not None:
         passed["stop_strings"] = None
     model.generate(**passed, custom_generate=engine)
@@ -102,6 +104,7 @@ def decoder(
     on_step: Callable[[Step], object] | None = None,
     cancel: threading.Event | None = None,
     seed: int | None = None,
+    probabilities: bool = False,
     stop_strings: str | Sequence[str] | None = None,
     **options: Any,
 ) -> Decoder:
@@ -121,7 +124,7 @@ def decoder(
         raise ValueError(f"method {method_name(method)!r} does not use assistant_model=; leave it out.")
     bound = {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
     return Decoder(method, bound, assistant_model, assistant_tokenizer, tokenizer, streamer, on_step, cancel,
-                   BY_NAME["seed"].check(seed), stopping(stop_strings, tokenizer))  # fmt: skip
+                   BY_NAME["seed"].check(seed), stopping(stop_strings, tokenizer), probabilities)  # fmt: skip
 
 
 def encode(model: PreTrainedModel, inputs: Any, passed: dict[str, Any], tokenizer: Any) -> dict[str, Any]:

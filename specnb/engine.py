@@ -58,6 +58,7 @@ class Decoder:
     cancel: threading.Event | None = None
     seed: int | None = None
     stopping_criteria: Sequence[Any] = ()
+    probabilities: bool = False
     assistant_for: str | None = None  # the assistant's method, where that was found out before
     result: GenerationResult | None = None
 
@@ -104,13 +105,13 @@ class Decoder:
             "prefill_chunk_size": generation_config.prefill_chunk_size,
         }
         run = drafters.Run(model, rows, chosen.options, sample, stops.eos, size, {"first_inputs": inputs, "past": past},
-                           self.assistant_model, self.tokenizer, self.assistant_tokenizer)  # fmt: skip
+                           self.assistant_model, self.tokenizer, self.assistant_tokenizer, self.probabilities)  # fmt: skip
         target, drafter = drafters.assemble(chosen.name, run)
         steps = decode(
             target, drafter, rows, stops=stops,
             rule=RULES[chosen.options.get("verification", "token") if sample else "greedy"],
             ensemble_weight=chosen.options.get("assistant_ensemble_weight"),
-            margins=not sample and model.dtype in (torch.float16, torch.bfloat16),
+            margins=not sample and model.dtype in (torch.float16, torch.bfloat16), probabilities=self.probabilities,
         )  # fmt: skip
 
         def finish() -> Tensor:

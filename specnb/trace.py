@@ -34,6 +34,10 @@ class Step:
     precision only, where a gap of a few units in the last place is a tie that other block sizes may break differently.
     `signal` is the length of the match in prompt lookup; `distances` the total variation between the law that was followed and
     the target's, per position, in a lossy method.
+
+    With `probabilities=True` (else both are None, as they are in a step without a draft): `draft_probabilities` has what the
+    drafter's law gave each drafted token (None where it has none: a copy, or text encoded again), `target_probabilities` what
+    the target's law, after all logits processors, gave those that were judged: up to the first that does not stand.
     """
 
     position: int
@@ -47,6 +51,8 @@ class Step:
     margins: tuple[float, ...] | None = None
     signal: int = 0
     distances: tuple[float, ...] | None = None
+    draft_probabilities: tuple[float, ...] | None = None
+    target_probabilities: tuple[float, ...] | None = None
 
     @property
     def origins(self) -> tuple[str, ...]:

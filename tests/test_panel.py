@@ -21,7 +21,7 @@ from specnb.notebook.panel import Panel
 from specnb.notebook.panel_code import Request, magic_code, python_code
 from specnb.notebook.panel_compare import values
 from specnb.notebook.panel_controls import Control
-from specnb.notebook.panel_view import probabilities, step_html
+from specnb.notebook.panel_view import step_html
 from specnb.notebook.session import Session
 from specnb.options import BY_NAME, METHODS, OPTIONS, default, options_of
 
@@ -103,6 +103,10 @@ def test_every_option_has_a_control(option: Any) -> None:
         control.set(object())
 
 
+def table_of(html: str) -> str:
+    return html[html.index("<table") :]
+
+
 def walk(widget: Any) -> list[Any]:
     return [widget, *(w for child in getattr(widget, "children", ()) for w in walk(child))]
 
@@ -164,7 +168,8 @@ def test_WID_01_errors_are_shown_kept_and_raised(panel: Panel) -> None:
             panel.wait(30)
     assert isinstance(panel.error, ValueError) and panel.error.__traceback__ is not None
     assert (
-        "⚠ ValueError:</b> <span>boom &lt;b&gt;" in panel._view.error.value and "<details>" in panel._view.error.value
+        "⚠ ValueError:</strong> <span>boom &lt;b&gt;" in panel._view.error.value
+        and "<details>" in panel._view.error.value
     )
     assert "Traceback" in panel._view.error.value and not panel.busy and not panel._run.disabled
     assert panel.result.finish_reason == "interrupted"  # the tokens that had come are kept
@@ -245,7 +250,11 @@ def test_actions_are_quick(panel: Panel) -> None:
         panel.wait(30)
     changes = [cost(lambda k=k: panel.set(num_assistant_tokens=k)) for k in (3, 4, 5, 6, 7)]
     picks = [cost(lambda i=i: setattr(panel._view.step, "value", i)) for i in (2, 3, 2)]
-    for seconds in (started, stopped, min(changes), min(picks)):
+    methods = ["prompt_lookup", "draft_model", "prompt_lookup", "draft_model"]
+    chosen = [cost(lambda name=name: panel.set(method=name)) for name in methods]
+    pages = [cost(lambda page=page: setattr(panel._pages, "open", page)) for page in ("Plots", "Compare", "Text")]
+    panel._aside.wait(30)
+    for seconds in (started, stopped, min(changes), min(picks), min(chosen), max(pages)):
         assert seconds < 0.05
 
 
@@ -297,17 +306,16 @@ def test_step_details(panel: Panel) -> None:
     panel.run(wait=True)
     result = panel.result
     number = next(i for i, step in enumerate(result.steps) if step.drafted and step.accepted < len(step.drafted))
-    target, draft = probabilities(panel._form.pair, result, number)
     step = result.steps[number]
-    assert len(target) == len(step.drafted) + len(step.emitted) - step.accepted and len(draft) == len(step.drafted)
-    assert all(0 <= p <= 1 for p in [*target, *draft])
-    assert target[-1] >= target[step.accepted]  # greedy: the correction beats what was drafted
-    html = unescape(step_html(result.rows[0], number, (target, draft)))
-    assert "rejected" in html and "corrected" in html and f"{target[-1]:.4f}" in html
-    panel._tabs.selected_index = 1
     panel._view.step.value = number + 1
-    panel._aside.wait(30)
-    assert f"{target[-1]:.4f}" in panel._view.details.value
+    html = panel._view.details.value
+    assert html == step_html(result.rows[0], number) and "rejected" in html and "corrected" in html
+    assert f"{step.accepted} of {len(step.drafted)} drafted tokens accepted" in html and " ms verifying" in html
+    for chance in (*step.draft_probabilities, *step.target_probabilities):
+        assert f"{chance:.4f}" in html
+    panel.session.keep(specnb.generate(panel._form.pair, "the quick", max_new_tokens=SHORT))  # nothing was recorded
+    panel._view.step.value = 2
+    assert "0." not in table_of(panel._view.details.value)
 
 
 # ---- comparing

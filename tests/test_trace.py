@@ -13,6 +13,7 @@ import pytest
 import tiny
 import torch
 from checks import EAGER, consistent, padded, spec
+from transformers import LogitsProcessor, LogitsProcessorList
 
 import specnb
 from specnb.trace import ORIGINS, GenerationResult, Row, Step
@@ -202,6 +203,94 @@ def test_margins_in_half_precision_only() -> None:
         assert step.margins is not None
         assert len(step.margins) == len(step.emitted)
         assert min(step.margins) >= 0
+
+
+METHODS = {
+    "draft_model": {"assistant_model": None},
+    "early_exit": {"assistant_early_exit": 2},
+    "prompt_lookup": {},
+}
+
+
+@pytest.mark.parametrize("how", ["greedy", "sampled", "block", "with a processor of the text"])
+@pytest.mark.parametrize("method", METHODS)
+def test_probabilities_of_drafted_tokens(method: str, how: str) -> None:
+    """They are those of the models' own laws, computed here again from the whole text before each token."""
+    model = tiny.llama()
+    draft = tiny.noisy(model, 0.03)
+    options: dict[str, Any] = {
+        "greedy": {},
+        "sampled": {"do_sample": True, "temperature": 0.7, "top_k": 20, "seed": 3},
+        "block": {"do_sample": True, "seed": 3, "verification": "block"},
+        "with a processor of the text": {"repetition_penalty": 1.3},
+    }[how]
+    given = {**METHODS[method], **({"assistant_model": draft} if method == "draft_model" else {}), **options}
+    call = {"method": method, "max_new_tokens": 24, "num_assistant_tokens": 3, **given}
+    prompt = torch.cat([tiny.ids(0, 7)] * 3, 1)
+    call = {"attention_mask": torch.ones_like(prompt), "do_sample": False} | call
+    result = specnb.generate(model, prompt, **call, probabilities=True)
+    unasked = specnb.generate(model, prompt, **call)
+    assert unasked.ids == result.ids
+    assert all(step.draft_probabilities is step.target_probabilities is None for step in unasked.steps)
+    assert GenerationResult.from_json(result.to_json()).steps == result.steps
+
+    def law(of: Any, before: list[int]) -> torch.Tensor:
+        ids = torch.tensor([before])
+        with torch.no_grad():
+            scores = of(ids).logits[:, -1].float()
+        for processor in _processors(options):
+            scores = processor(ids, scores)
+        return scores.softmax(-1)[0]
+
+    drafter = {"draft_model": draft, "early_exit": specnb.truncate(model, 2), "prompt_lookup": None}[method]
+    text = [*prompt[0].tolist(), *result.ids]
+    for step in result.steps:
+        judged = min(len(step.emitted), len(step.drafted))
+        assert len(step.target_probabilities or ()) == judged
+        before = [[*text[: step.position], *step.drafted[:i]] for i in range(len(step.drafted))]
+        expected = [float(law(model, ids)[token]) for ids, token in zip(before, step.drafted, strict=True)]
+        assert step.target_probabilities is None or step.target_probabilities == pytest.approx(expected[:judged], abs=1e-5)  # fmt: skip
+        if drafter is None or not step.drafted:
+            assert step.draft_probabilities is None
+        else:
+            expected = [float(law(drafter, ids)[token]) for ids, token in zip(before, step.drafted, strict=True)]
+            assert step.draft_probabilities == pytest.approx(expected, abs=1e-5)
+    assert any(step.target_probabilities for step in result.steps)
+
+
+def _processors(options: dict[str, Any]) -> list[Any]:
+    from transformers.generation import logits_process as of
+
+    makers = {"repetition_penalty": of.RepetitionPenaltyLogitsProcessor, "temperature": of.TemperatureLogitsWarper,
+              "top_k": of.TopKLogitsWarper}  # fmt: skip
+    own = {"top_k": 50} if options.get("do_sample") else {}  # generate()'s default
+    return [makers[name](value) for name, value in (own | options).items() if name in makers]
+
+
+def test_a_processor_that_counts_its_calls_is_called_no_more_often_for_probabilities() -> None:
+    class Counting(LogitsProcessor):
+        calls = 0
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return scores
+
+    counts = []
+    for probabilities in (False, True):
+        counting = Counting()
+        result = spec(tiny.llama(), tiny.ids(0, 7), max_new_tokens=20, method="prompt_lookup",
+                      logits_processor=LogitsProcessorList([counting]), probabilities=probabilities)  # fmt: skip
+        assert result.num_draft_tokens
+        counts.append(counting.calls)
+    assert counts[0] == counts[1] == 20
+
+
+def test_pandas_and_decoder_have_probabilities() -> None:
+    model = tiny.llama()
+    engine = specnb.decoder(method="prompt_lookup", probabilities=True)
+    model.generate(tiny.ids(0, 7), max_new_tokens=20, do_sample=False, custom_generate=engine)
+    table = engine.result.to_pandas()
+    assert table.target_probabilities.notna().any() and table.draft_probabilities.isna().all()
 
 
 def test_timings_are_told_apart() -> None:

@@ -19,12 +19,14 @@ class Draft(NamedTuple):
     """Proposed token ids, and the law each was drawn from.
 
     `probs` is `[k, vocab]` (float, on the target's device) when token i was *sampled* from row i; None when the tokens were
-    chosen (argmax, a copy): a point mass. No tokens: the step is plain decoding. `signal` is what the schedule was told.
+    chosen (argmax, a copy): a point mass. No tokens: the step is plain decoding. `signal` is what the schedule was told,
+    `probabilities` what the drafter's own law gave each token, where it has one and the trace is to show it.
     """
 
     tokens: list[int]
     probs: Tensor | None = None
     signal: int = 0
+    probabilities: list[float] | None = None
 
 
 class Verdict(NamedTuple):

@@ -15,12 +15,12 @@ NOTHING = Draft([])
 
 
 def decode(target: CachedLM, drafter: Drafter | None, rows: Sequence[Row], *, rule: Rule, stops: Stops,
-           ensemble_weight: float | None = None, margins: bool = False) -> Iterator[Step]:  # fmt: skip
+           ensemble_weight: float | None = None, margins: bool = False, probabilities: bool = False) -> Iterator[Step]:  # fmt: skip
     """Generate until every row has a `finish_reason`; yields each step as soon as it is committed.
 
     Each round is one target pass over all active rows: `drafter` proposes, `rule` says what stands, each row's schedule is told.
     With `ensemble_weight` drafted positions follow the mixed law. With `margins` steps record the gap between the two best
-    logits of each token.
+    logits of each token, with `probabilities` what drafter and target gave each drafted token.
     """
     first = True
     while True:
@@ -52,14 +52,17 @@ def decode(target: CachedLM, drafter: Drafter | None, rows: Sequence[Row], *, ru
                 if row.finish_reason is not None:
                     break
             gaps = tuple(law.margin(i) for i in range(len(emitted))) if margins else None
-            outcomes.append((position, accepted, tuple(emitted), gaps))
+            judged = range(min(len(emitted), len(draft.tokens)) if probabilities else 0)
+            chances = tuple(law.probability(i) for i in judged) or None
+            outcomes.append((position, accepted, tuple(emitted), gaps, chances))
         done, n = time.perf_counter(), len(active)
         seconds = (drafted - began) / n, (verified - drafted) / n, (done - verified) / n
-        for row, draft, law, (position, accepted, tokens, gaps) in zip(active, drafts, laws, outcomes, strict=True):
-            distances = tuple(law.distances) or None
-            step = Step(
-                position, tuple(draft.tokens), accepted, tokens, *seconds, row.index, gaps, draft.signal, distances
-            )
+        for row, draft, law, (position, accepted, tokens, gaps, chances) in zip(
+            active, drafts, laws, outcomes, strict=True
+        ):
+            distances, own = tuple(law.distances) or None, tuple(draft.probabilities or ()) or None
+            step = Step(position, tuple(draft.tokens), accepted, tokens, *seconds, row.index, gaps, draft.signal,
+                        distances, own, chances)  # fmt: skip
             row.steps.append(step)
             row.schedule.update(step)
         yield from [row.steps[-1] for row in active]

@@ -119,6 +119,7 @@ class Law:
         self.distances: list[float] = []
         self._length = len(row.ids)
         self._block: Tensor | None = None
+        self._asked: dict[int, Tensor] = {}
         self._choices: list[int] | None = None
 
     def scores(self, i: int) -> Tensor:
@@ -126,8 +127,11 @@ class Law:
         processors = self.row.processors
         if processors.pointwise:
             return self._pointwise()[i]
-        committed = len(self.row.ids) - self._length
-        return processors(self.row.prefix(self.draft.tokens[committed:i]), self.logits[i : i + 1])[0]
+        if i not in self._asked:  # once: a processor may count its calls
+            committed = len(self.row.ids) - self._length
+            prefix = self.row.prefix(self.draft.tokens[committed:i])
+            self._asked[i] = processors(prefix, self.logits[i : i + 1])[0]
+        return self._asked[i]
 
     def probs(self, i: int) -> Tensor:
         """The law `[vocab]` to sample from: what plain decoding would, but for an ensemble."""
@@ -150,6 +154,10 @@ class Law:
     def draft_probs(self, i: int) -> Tensor | None:
         """The law `[vocab]` that drafted token i was drawn from; None for a point mass, and behind the draft."""
         return None if self.draft.probs is None or i >= len(self.draft.tokens) else self.draft.probs[i]
+
+    def probability(self, i: int) -> float:
+        """What the target's processed law gives drafted token i; for a position that was asked for before."""
+        return float(self.scores(i).softmax(-1)[self.draft.tokens[i]])
 
     def margin(self, i: int) -> float:
         """Gap between the two best logits: near 0, other block sizes may round the other way in half precision."""

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 class Run:
     """What a method gets to work with: the models, the rows and its options in effect.
 
-    `size` has `capacity` and `prefill_chunk_size` of a cache; `given` what else the target's CachedLM takes.
+    `size` has `capacity` and `prefill_chunk_size` of a cache; `given` what else the target's CachedLM takes;
+    `probabilities` has the drafts tell how probable their tokens were.
     """
 
     model: PreTrainedModel
@@ -40,6 +41,7 @@ class Run:
     assistant_model: PreTrainedModel | None = None
     tokenizer: Any = None
     assistant_tokenizer: Any = None
+    probabilities: bool = False
 
     def target(self, **more: Any) -> CachedLM:
         return CachedLM(self.model, self.rows, **self.size, **self.given, **more)
@@ -47,9 +49,8 @@ class Run:
     def drawing(self, target: CachedLM) -> Drawing:
         """How a drafter with a law of its own picks its tokens."""
         laws = self.sample or self.options["assistant_ensemble_weight"] is not None
-        return Drawing(
-            self.sample, laws, self.options["assistant_confidence_threshold"], target.device, target.vocab_size
-        )
+        threshold = self.options["assistant_confidence_threshold"]
+        return Drawing(self.sample, laws, threshold, self.probabilities, target.device, target.vocab_size)
 
 
 def _plain(run: Run) -> tuple[CachedLM, Drafter | None]:

@@ -16,13 +16,14 @@ class Drawing:
     """How tokens are picked from a drafter's logits.
 
     `sample`: draw from the processed law instead of taking the most probable token; `laws`: report the laws; `threshold`: a draft ends
-    after a token that had less probability than this; laws and random numbers live on `device`, laws have the target's
-    `vocab_size`.
+    after a token that had less probability than this; `probabilities`: report each token's; laws and random numbers live on
+    `device`, laws have the target's `vocab_size`.
     """
 
     sample: bool
     laws: bool
     threshold: float
+    probabilities: bool
     device: torch.device
     vocab_size: int
 
@@ -36,6 +37,7 @@ class Growing:
     drawing: Drawing
     tokens: list[int] = field(default_factory=list)
     laws: list[Tensor] = field(default_factory=list)
+    probabilities: list[float] = field(default_factory=list)
     doubted: bool = False
 
     def __post_init__(self) -> None:
@@ -61,8 +63,13 @@ class Growing:
             self.laws.append(law)
         token = draw(self.laws[-1], self.row.generator) if how.sample else int(scores.argmax())
         self.tokens.append(token)
-        if how.threshold:
-            self.doubted = bool((scores[token] - scores.logsumexp(-1)).exp() < how.threshold)
+        if how.threshold or how.probabilities:
+            chance = (self.laws[-1] if how.laws else scores.softmax(-1))[token]
+            self.doubted = bool(chance < how.threshold)
+            if how.probabilities:
+                self.probabilities.append(float(chance))
 
     def draft(self) -> Draft:
-        return Draft(self.tokens, torch.stack(self.laws) if self.laws else None)
+        return Draft(
+            self.tokens, torch.stack(self.laws) if self.laws else None, probabilities=self.probabilities or None
+        )

@@ -148,6 +148,9 @@ def specgen_parser() -> Parser:
     )
     own.add_argument("-q", "--quiet", action="store_true", help="show nothing")
     own.add_argument(
+        "--probabilities", action="store_true", help="record how probable each drafted token was, for the panel's Steps"
+    )
+    own.add_argument(
         "--expand",
         action="store_true",
         help="replace {name} in the body by the variable; {{name}} gives {name}; other braces stay",

@@ -16,12 +16,11 @@ from traitlets import default as trait_default
 from specnb.models.embedded import DEFAULT
 from specnb.models.registry import REGISTERED
 from specnb.notebook.arguments import complete, specgen_parser, specload_parser, specpanel_parser
-from specnb.notebook.session import Session
+from specnb.notebook.session import LAST, Session
 from specnb.notebook.stream import View, view_for
 from specnb.options import METHODS
 from specnb.text import prompt_inputs
 
-LAST = "_specgen"  # the variable that always holds the last result, like IPython's _
 _NAME = re.compile(r"\{\{([^\W\d]\w*)\}\}|\{([^\W\d]\w*)\}")
 
 
@@ -160,16 +159,16 @@ class SpecMagics(Magics):
                 if view:
                     view.fail()
                 raise Interrupted("nothing was generated yet.") from interrupt
-            self._keep(partial, pair, view, output)
+            self._keep(partial, view, output)
             raise Interrupted(f"{partial.num_emitted_tokens} tokens so far, kept in {output or LAST}.") from interrupt
         except BaseException:
             if view:
                 view.fail()
             raise
-        self._keep(result, pair, view, output)
+        self._keep(result, view, output)
 
-    def _keep(self, result: Any, pair: Any, view: View | None, output: str | None) -> None:
-        self.session.keep(result, pair)
+    def _keep(self, result: Any, view: View | None, output: str | None) -> None:
+        self.session.keep(result)
         for name in (LAST, output):
             if name:
                 self.shell.user_ns[name] = result

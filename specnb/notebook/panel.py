@@ -9,27 +9,27 @@ import ipywidgets as widgets
 from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle
 
-from specnb.notebook.magics import LAST
+from specnb.notebook import panel_controls, panel_pages
 from specnb.notebook.panel_code import magic_code, python_code
 from specnb.notebook.panel_compare import CompareForm, comparison_html
 from specnb.notebook.panel_controls import note
 from specnb.notebook.panel_form import Form
-from specnb.notebook.panel_load import LoadForm, load
-from specnb.notebook.panel_view import LiveText, RunView, pictures, probabilities
+from specnb.notebook.panel_load import LoadForm, load, loaded
+from specnb.notebook.panel_pages import Pages
+from specnb.notebook.panel_view import LiveText, RunView, pictures
 from specnb.notebook.panel_worker import Worker
-from specnb.notebook.session import Session
+from specnb.notebook.session import LAST, Session
 from specnb.text import prompt_inputs
 from specnb.trace import GenerationResult
 from specnb.views.html import result_view
 from specnb.views.text import marked_text
 
-_TABS = ("Text", "Steps", "Plots", "Compare", "Code", "Load")
 _LIVE = "specnb-live"
 # Results are also stored as static HTML, which shows when the notebook is opened without a kernel. While the panel itself is
 # in the same cell's output that copy is hidden.
 _STYLE = (
     f"<style>:is(.jp-OutputArea,.output,.cell_container,#output-body):has(.{_LIVE}) .specnb-saved{{display:none}}"
-    ".specnb-panel label{white-space:nowrap}</style>"
+    f"{panel_controls.STYLE}{panel_pages.STYLE}</style>"
 )
 _CLOSED = "specnb panel: run this cell again in a running kernel to use it."
 
@@ -84,24 +84,22 @@ class Panel:
         )
         self._load = LoadForm()
         view = self._view
-        pages = [widgets.VBox([view.rejected, view.text]), view.steps_box, view.pictures, self._compare.box,
-                 widgets.VBox([note("Select all and copy."), self._python, self._magic]), self._load.box]  # fmt: skip
-        self._tabs = widgets.Tab(pages)
-        for i, title in enumerate(_TABS):
-            self._tabs.set_title(i, title)
+        code = widgets.VBox([note("Select all and copy."), self._python, self._magic])
+        self._pages = Pages({"Text": widgets.VBox([view.rejected, view.text]), "Steps": view.steps_box,
+                             "Plots": view.pictures, "Compare": self._compare.box, "Code": code,
+                             "Load": self._load.box})  # fmt: skip
         if not self.session.pairs:
-            self._tabs.selected_index = _TABS.index("Load")
+            self._pages.open = "Load"
         row = widgets.Layout(flex_flow="row wrap", align_items="center")
         self.widget = widgets.VBox([widgets.HTML(_STYLE + f'<span class="{_LIVE}"></span>'), self._form.box,
                                     widgets.HBox([self._run, self._stop, view.bar, view.status], layout=row), view.error,
-                                    self._tabs])  # fmt: skip
+                                    self._pages.box])  # fmt: skip
         self.widget.add_class("specnb-panel")
         self._run.on_click(lambda _: self.run())
         self._stop.on_click(lambda _: self.stop())
         self._load.button.on_click(lambda _: self.load(self._load.name.value, self._load.draft.value))
         self._compare.button.on_click(lambda _: self.compare())
-        self._tabs.observe(lambda _: self._extras(), "selected_index")
-        view.step.observe(lambda _: self._extras(), "value")
+        self._pages.observe(self._extras)
 
     # ---- in Python
     @property
@@ -144,8 +142,8 @@ class Panel:
 
         def job(cancel: threading.Event) -> None:
             pair = load(self.session, name, assistant, self._view.progress)
-            self._view.progress(1, f"loaded: {pair!r}")
-            self._tabs.selected_index = 0
+            self._view.progress(1, loaded(pair, self._form.reasons))
+            self._pages.open = "Text"
 
         return self._start(job, f"loading {name} ...", wait)
 
@@ -185,18 +183,20 @@ class Panel:
         pair = self._form.pair
         inputs = prompt_inputs(pair.tokenizer, request.prompt, chat=request.chat, system=request.system, device=pair.target.device)  # fmt: skip
         live = LiveText(pair.tokenizer, self._view, request.options["max_new_tokens"])
-        if _TABS[self._tabs.selected_index or 0] not in ("Text", "Steps", "Plots"):
-            self._tabs.selected_index = 0
+        if self._pages.open not in ("Text", "Steps", "Plots"):
+            self._pages.open = "Text"
         try:
-            result = specnb.generate(pair, **inputs, **request.arguments, on_step=live.step, cancel=cancel)
+            result = specnb.generate(
+                pair, **inputs, **request.arguments, on_step=live.step, cancel=cancel, probabilities=True
+            )
         except BaseException as error:
             partial = getattr(error, "partial_result", None)
             if partial is not None and partial.num_emitted_tokens:
-                self._keep(partial, pair)
+                self._keep(partial)
             else:
                 live.fail()
             raise
-        self._keep(result, pair)
+        self._keep(result)
 
     def _measure(self, cancel: threading.Event) -> None:
         from specnb.bench import compare
@@ -215,8 +215,8 @@ class Panel:
             self.comparison = found
             self._save(self._compare.output.value, str(found))
 
-    def _keep(self, result: GenerationResult, pair: Any) -> None:
-        self.session.keep(result, pair)  # which shows it, here and in other panels
+    def _keep(self, result: GenerationResult) -> None:
+        self.session.keep(result)  # which shows it, here and in other panels
         if self._shell is not None:
             self._shell.user_ns[LAST] = result
         self._save(result_view(result), marked_text(result))
@@ -260,22 +260,14 @@ class Panel:
         self._magic.value = magic_code(request)
 
     def _extras(self, finished: bool = False) -> None:
-        """What an open tab needs beyond the result is worked out aside, so that no action waits for it."""
-        if self.result is not None and (finished or not self.busy):
-            self._aside.start(self._work_out)
+        """The pictures are drawn aside, once their page is open, so that no action waits for them."""
+        if self._pages.open == "Plots" and self.result is not self._drawn and (finished or not self.busy):
+            self._aside.start(self._draw)
 
-    def _work_out(self, cancel: threading.Event) -> None:
-        """Draw the pictures, or ask for a step's probabilities, until what is shown has not changed meanwhile."""
-        done = None
-        while done != (wanted := (self._tabs.selected_index, self._view.step.value, id(self.result))):
-            done, result = wanted, self.result
-            tab, step = _TABS[wanted[0] or 0], wanted[1]
-            if tab == "Plots" and result is not None and self._drawn is not result:
-                self._view.pictures.value = pictures(result)
-                self._drawn = result
-            elif tab == "Steps" and result is not None and result.steps:
-                pair = self.session.last_pair if result is self.session.last else self._form.pair
-                self._view.show_step(probabilities(pair, result, step - 1))
+    def _draw(self, cancel: threading.Event) -> None:
+        while (result := self.result) is not None and result is not self._drawn:
+            self._view.pictures.value = pictures(result)
+            self._drawn = result
 
     def _save(self, html: str, text: str) -> None:
         """Store the static form in the notebook, under the panel."""

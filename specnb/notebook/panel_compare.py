@@ -8,7 +8,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from specnb.notebook.panel_controls import labelled, note
+from specnb.notebook.panel_controls import labelled, note, scrolling
 from specnb.notebook.panel_form import Form
 from specnb.options import BY_NAME, METHODS, Option, options_of
 
@@ -121,6 +121,4 @@ def comparison_html(comparison: Any) -> str:
         f"repeats: {comparison.repeats}", f"{on['model']}, {on['dtype']}", str(on["device"]), f"threads: {on['threads']}"
     )  # fmt: skip
     small = f'<div class="specnb"><small>{escape(" · ".join(facts))}</small></div>'
-    return f'<div style="overflow-x:auto;contain:inline-size">{comparison._repr_html_()}</div>{small}' + str(
-        comparison.plot().html()
-    )
+    return f"{scrolling(comparison._repr_html_())}{small}{comparison.plot().html()}"

@@ -12,20 +12,32 @@ from specnb.notebook.arguments import unescape
 from specnb.options import Option
 
 _UNSET = "not set"
-_LABEL = "min(15.5rem, 45%)"  # as wide as the longest option name
+_LABEL = "15.5rem"  # as wide as the longest option name
+STYLE = (
+    ".specnb-panel label{white-space:nowrap}"
+    "@media(max-width:640px){.specnb-panel .widget-inline-hbox{flex-wrap:wrap;height:auto}"
+    ".specnb-panel .widget-inline-hbox>.widget-label{width:100%!important;text-align:left}"
+    ".specnb-panel .widget-inline-hbox>:not(.widget-label):not(textarea){min-height:28px}"
+    ".specnb-panel .specnb-note{padding-left:0!important}}"
+)
 _WIDE = {"width": "36rem", "max_width": "calc(100% - 4px)"}
 
 
 def labelled(kind: Any, label: str, width: str = _LABEL, **traits: Any) -> Any:
-    """A widget whose label is as wide as its neighbours', and narrower where there is little room."""
+    """A widget whose label is as wide as its neighbours', and above it where there is little room (`STYLE`)."""
     return kind(description=label, style={"description_width": width}, layout=widgets.Layout(**_WIDE), **traits)
 
 
 def note(text: str, indent: str = "0") -> Any:
     """A line of small print, indented where there is room."""
     return widgets.HTML(
-        f'<div class="specnb" style="padding-left:min({indent},40%)"><small>{escape(text)}</small></div>'
+        f'<div class="specnb specnb-note" style="padding-left:{indent}"><small>{escape(text)}</small></div>'
     )
+
+
+def scrolling(html: str) -> str:
+    """HTML that may be wider than the panel, such as a table, and then scrolls by itself."""
+    return f'<div style="overflow-x:auto;contain:inline-size">{html}</div>'
 
 
 class Control:

@@ -11,6 +11,7 @@ import ipywidgets as widgets
 from specnb.notebook.availability import available_methods
 from specnb.notebook.panel_code import Request
 from specnb.notebook.panel_controls import Controls, labelled, note
+from specnb.notebook.panel_pages import Fold
 from specnb.notebook.session import Session
 from specnb.options import METHODS, OPTIONS, options_of
 
@@ -44,13 +45,9 @@ class Form:
             description="Reset options", icon="undo", tooltip="All options back to their defaults"
         )
         self.drafting, self.main, self.more = widgets.VBox(), widgets.VBox(), widgets.VBox()
-        self.options = widgets.Accordion([self.drafting, self.main, self.more])
-        for i, title in enumerate(("Drafting", "Length and sampling", "More options")):
-            self.options.set_title(i, title)
-        self.options.selected_index = None
-        self.box = widgets.VBox(
-            [self.model, self.method, self.about, self.prompt, self.chat, self.system, self.options]
-        )
+        titles = {"Drafting": self.drafting, "Length and sampling": self.main, "More options": self.more}
+        folds = [Fold(title, options).box for title, options in titles.items()]
+        self.box = widgets.VBox([self.model, self.method, self.about, self.prompt, self.chat, self.system, *folds])
         self.model.observe(self._model_chosen, "value")
         self.method.observe(self._method_chosen, "value")
         for widget in (self.prompt, self.chat, self.system):
@@ -154,7 +151,7 @@ class Form:
         if pair is None:
             self.reasons = dict.fromkeys(METHODS, "no model is loaded")
             self.about.value = (
-                "<div class='specnb'><small>No model is loaded: choose one in the tab “Load” below.</small></div>"
+                "<div class='specnb'><small>No model is loaded: choose one on the page “Load” below.</small></div>"
             )
             return
         self.reasons = available_methods(pair)

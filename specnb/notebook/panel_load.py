@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +14,7 @@ from specnb.models.registry import REGISTERED
 from specnb.notebook.panel_controls import labelled, note
 from specnb.notebook.panel_worker import no_bars
 from specnb.notebook.session import Session
+from specnb.options import METHODS
 
 
 class LoadForm:
@@ -27,6 +28,15 @@ class LoadForm:
         self.button = widgets.Button(description="Load", icon="download", tooltip="Load and make it the current model")
         first = note("A model that is not on this machine is fetched first, which can take minutes.")
         self.box = widgets.VBox([self.name, self.draft, first, self.button])
+
+
+def loaded(pair: Any, reasons: Mapping[str, str | None]) -> str:
+    """What to say of a loaded pair; `reasons` as of `available_methods`."""
+    of_drafts = [reasons[name] for name, info in METHODS.items() if "assistant_model" in info.needs]
+    unfit = (
+        f", but its draft model cannot be used: {of_drafts[0]}" if pair.assistant is not None and all(of_drafts) else ""
+    )
+    return f"loaded: {pair.name}{unfit}"
 
 
 def load(session: Session, name: str, assistant: str, progress: Callable[[float, str], object]) -> Any:

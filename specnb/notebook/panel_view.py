@@ -9,11 +9,11 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from specnb.notebook.panel_controls import note
+from specnb.notebook.panel_controls import note, scrolling
 from specnb.notebook.stream import NotebookView
 from specnb.trace import GenerationResult, Row, Step
 from specnb.views.html import live_view, result_view, table
-from specnb.views.text import row_steps, speed_text
+from specnb.views.text import counted, row_steps, speed_text
 
 
 class LiveText(NotebookView):
@@ -34,7 +34,7 @@ class LiveText(NotebookView):
         self._accepted += step.accepted
 
     def _show(self, state: str) -> None:
-        note = f"{state}: {self._count} tokens in {self._steps} steps"
+        note = f"{state}: {counted(self._count, 'token')} in {counted(self._steps, 'step')}"
         self._output.text.value = live_view(self._tokens, note, rejected=self._output.rejected.value)
         seconds = time.perf_counter() - self._began
         parts = [f"{self._count} of at most {self._budget} tokens", f"{self._count / seconds:.1f} tokens/s"]
@@ -98,12 +98,12 @@ class RunView:
         self.status.value = ""
         self.error.value = error_html(error)
 
-    def show_step(self, chances: tuple[list[float], list[float] | None] | None = None) -> None:
-        """The details of the chosen step; `chances` are the target's and the draft's probabilities, once known."""
+    def show_step(self) -> None:
+        """The details of the chosen step."""
         if self.result is None or not self.result.rows[0].steps:
             self.details.value = _hint("Steps appear here after a run.")
         else:
-            self.details.value = step_html(self.result.rows[0], self.step.value - 1, chances)
+            self.details.value = step_html(self.result.rows[0], self.step.value - 1)
 
     @property
     def steps_box(self) -> Any:
@@ -112,59 +112,30 @@ class RunView:
 
 
 _CHANCES = (
-    "Probabilities are the models' own, before temperature and filters, computed when a step is picked. A drafted token "
-    "after the first rejected one is dropped unseen."
+    "Draft probability: what the drafter gave the token (nothing for a copied one). Target probability: what the target gave "
+    "it, after temperature and filters. A drafted token after the first rejected one is dropped. A dash: there is none, or "
+    "the run did not record it (%%specgen does with --probabilities)."
 )
 
 
-def step_html(row: Row, number: int, chances: tuple[list[float], list[float] | None] | None = None) -> str:
+def step_html(row: Row, number: int) -> str:
     """One step as a table: each drafted token, what became of it, and how probable it was."""
     step, texts, rejected = list(row_steps(row))[number]
-    target, draft = chances or (None, None)
     own = step.origins[-1] if len(step.emitted) > step.accepted else None
     names = [*texts[: step.accepted], *rejected]
     lines: list[list[object]] = []
     for i, token in enumerate(step.drafted):
         fate = "accepted" if i < step.accepted else "rejected" if i == step.accepted else "dropped"
         shown = repr(names[i]) if i < len(names) else str(token)
-        lines.append([i + 1, shown, fate, *(_chance(of, i) for of in (draft, target))])
+        lines.append(
+            [i + 1, shown, fate, *(_chance(of, i) for of in (step.draft_probabilities, step.target_probabilities))]
+        )
     if own is not None:
-        lines.append([None, repr(texts[step.accepted]), own, None, _chance(target, len(step.drafted))])
+        lines.append([None, repr(texts[step.accepted]), own, None, None])
     seconds = f"{1000 * step.draft_seconds:.1f} ms drafting, {1000 * step.verify_seconds:.1f} ms verifying"
     head = f"Step {number + 1} of {len(row.steps)}: {step.accepted} of {len(step.drafted)} drafted tokens accepted; {seconds}."
     headers = ("position", "token", "became", "draft probability", "target probability")
-    return f'<div class="specnb"><small>{head}</small></div>{table(lines, headers)}'
-
-
-def probabilities(pair: Any, result: GenerationResult, number: int) -> tuple[list[float], list[float] | None]:
-    """The target's probability of each drafted token of a step and of the step's own token, and the draft's of the drafted.
-
-    The draft's is None where the drafter is no model that can be asked again (a copy, prediction layers, another tokenizer).
-    """
-    import torch
-
-    import specnb
-
-    row = result.rows[0]
-    step = row.steps[number]
-    before = (*row.prompt_ids, *row.ids)[: step.position]
-    # The step's own token follows the accepted ones.
-    own = step.emitted[step.accepted :]
-
-    def chances(model: Any) -> list[float]:
-        with torch.no_grad():
-            ids = torch.tensor([[*before, *step.drafted]], device=model.device)
-            out = model(ids, attention_mask=torch.ones_like(ids), use_cache=False, logits_to_keep=len(step.drafted) + 1)
-            law = out.logits[0, -len(step.drafted) - 1 :].float().softmax(-1)
-        found = [float(law[i, token]) for i, token in enumerate(step.drafted)]
-        return [*found, *(float(law[step.accepted, token]) for token in own)]
-
-    drafter = None
-    if step.drafted and result.method == "draft_model":
-        drafter = pair.assistant
-    elif step.drafted and result.method == "early_exit":
-        drafter = specnb.truncate(pair.target, result.options["assistant_early_exit"])
-    return chances(pair.target), chances(drafter)[: len(step.drafted)] if drafter is not None else None
+    return f'<div class="specnb"><small>{head}</small></div>{scrolling(table(lines, headers))}'
 
 
 def pictures(result: GenerationResult) -> str:
@@ -179,12 +150,12 @@ def error_html(error: BaseException) -> str:
     said = " ".join(str(error).split()) or "no message"
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return (
-        f'<div class="specnb"><b>⚠ {type(error).__name__}:</b> <span>{escape(said)}</span>'
+        f'<div class="specnb"><strong>⚠ {type(error).__name__}:</strong> <span>{escape(said)}</span>'
         f"<details><summary>traceback</summary><pre>{escape(trace)}</pre></details></div>"
     )
 
 
-def _chance(of: list[float] | None, i: int) -> str | None:
+def _chance(of: tuple[float, ...] | None, i: int) -> str | None:
     return f"{of[i]:.4f}" if of is not None and i < len(of) else None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from specnb.options import unknown
 
 _ATTRIBUTE = "_specnb_session"
+LAST = "_specgen"  # the variable that always holds the last result, like IPython's _
 
 
 @dataclass
@@ -21,7 +22,6 @@ class Session:
     pairs: dict[str, Any] = field(default_factory=dict)
     current: str | None = None
     last: Any = None
-    last_pair: Any = None
     _given: dict[str, dict[str, Any]] = field(default_factory=dict)
     listeners: list[Callable[[], object]] = field(default_factory=list, repr=False, compare=False)
 
@@ -65,9 +65,9 @@ class Session:
         self.current = name
         self._changed()
 
-    def keep(self, result: Any, pair: Any) -> None:
-        """Remember the last result, and the pair that it came from."""
-        self.last, self.last_pair = result, pair
+    def keep(self, result: Any) -> None:
+        """Remember the last result."""
+        self.last = result
         self._changed()
 
     def given(self, name: str) -> dict[str, Any] | None:

@@ -11,10 +11,10 @@ from IPython.display import display
 from specnb.text import Detokenizer
 from specnb.trace import GenerationResult, Step
 from specnb.views.html import TokenHtml, live_view, result_view
-from specnb.views.text import mark, marked_text, speed_text, step_marks
+from specnb.views.text import counted, mark, marked_text, speed_text, step_marks
 
 _PERIOD = 0.1  # seconds between two updates
-_SHARE = 0.02  # of the time, at most, goes into updates
+_SHARE = 0.01  # of the time, at most, goes into updates
 
 
 class View(Protocol):
@@ -87,7 +87,7 @@ class NotebookView:
             self._show("stopped by an error")
 
     def _show(self, state: str) -> None:
-        note = f"{state}: {self._count} tokens in {self._steps} steps"
+        note = f"{state}: {counted(self._count, 'token')} in {counted(self._steps, 'step')}"
         self._send({"text/html": live_view(self._tokens, note), "text/plain": note})
 
     def _send(self, bundle: dict[str, str]) -> None:

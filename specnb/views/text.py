@@ -74,7 +74,7 @@ def marked_text(result: GenerationResult, ansi: bool = False, text: bool = True)
 def stats_text(result: GenerationResult) -> str:
     """One line of statistics, without times."""
     passes = result.target_passes or len(result.steps)
-    parts = [result.method, f"{_count(result.num_emitted_tokens, 'token')} in {_count(passes, 'target pass')}"]
+    parts = [result.method, f"{counted(result.num_emitted_tokens, 'token')} in {counted(passes, 'target pass')}"]
     if result.num_draft_tokens:
         share = f"{result.draft_acceptance_rate:.1%}"
         parts.append(f"accepted {result.num_accepted_draft_tokens} of {result.num_draft_tokens} drafted ({share})")
@@ -90,8 +90,8 @@ def stats_text(result: GenerationResult) -> str:
 
 def speed_text(result: GenerationResult) -> str:
     """The one line with times: tokens per second and seconds."""
-    count = _count(result.num_emitted_tokens, "token")
-    return f"{result.tokens_per_second:.1f} tokens/s ({count} in {result.seconds:.2f} s)"
+    tokens = counted(result.num_emitted_tokens, "token")
+    return f"{result.tokens_per_second:.1f} tokens/s ({tokens} in {result.seconds:.2f} s)"
 
 
 def table(rows: Iterable[Sequence[object]], headers: Sequence[str]) -> str:
@@ -120,5 +120,6 @@ def numeric_columns(cells: Sequence[Sequence[str]], count: int) -> list[bool]:
     return [bool(column) and all(text[:1].isdigit() or text[:1] == "-" for text in column) for column in columns]
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, in the plural where there is not one: "1 token", "2 passes"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"

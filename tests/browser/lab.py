@@ -95,10 +95,17 @@ _READY = """() => {
     const context = window.jupyterapp?.shell.currentWidget?.sessionContext;
     return context?.isReady && context.session?.kernel?.status === "idle";
 }"""
+# Asked of the notebook itself: cells out of sight are not in the page.
 _RAN = """() => {
-    const prompts = [...document.querySelectorAll(".jp-CodeCell .jp-InputPrompt")];
-    return prompts.length && prompts.every(prompt => /\\d/.test(prompt.textContent));
+    const cells = [...window.jupyterapp.shell.currentWidget.content.model.cells].filter(cell => cell.type === "code");
+    const failed = cells.some(cell => cell.outputs.toJSON().some(output => output.output_type === "error"));
+    return failed || cells.length && cells.every(cell => cell.executionCount && cell.executionState !== "running");
 }"""
+_FAILED = """() => [...window.jupyterapp.shell.currentWidget.content.model.cells].flatMap(
+    cell => cell.type === "code" ? cell.outputs.toJSON().filter(output => output.output_type === "error") : []
+).map(output => output.ename + ": " + output.evalue)"""
+_EXECUTE = """code => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute(
+    {code, store_history: false}).done.then(reply => reply.content.status)"""
 
 
 class Lab:
@@ -117,14 +124,31 @@ class Lab:
         """End the notebook's kernel."""
         self.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
 
-    def command(self, name: str) -> None:
+    def command(self, name: str, **arguments: Any) -> None:
         """Execute one of JupyterLab's commands, without waiting for its end."""
-        self.page.evaluate(f"() => {{ window.jupyterapp.commands.execute({name!r}) }}")
+        self.page.evaluate("([name, given]) => { window.jupyterapp.commands.execute(name, given) }", [name, arguments])
 
-    def run_all(self) -> None:
-        """Run all cells and wait for the kernel to be idle."""
+    def run_all(self) -> list[str]:
+        """Run all cells, wait for their end; the errors among their outputs."""
         self.command("notebook:run-all-cells")
         self.page.wait_for_function(_RAN, timeout=120_000)
+        return list(self.page.evaluate(_FAILED))
+
+    def execute(self, code: str) -> None:
+        """Run code in the notebook's kernel, in no cell."""
+        assert self.page.evaluate(_EXECUTE, code) == "ok", code
+
+    def show(self, element: Any) -> None:
+        """Scroll through the notebook until the element, of whose cell nothing may be in the page yet, is in sight."""
+        for _ in range(40):
+            if element.count():
+                for _ in range(2):  # what comes into sight is only then laid out, and moves the rest
+                    element.scroll_into_view_if_needed()
+                    self.page.wait_for_timeout(500)
+                return
+            self.page.mouse.wheel(0, 900)
+            self.page.wait_for_timeout(100)
+        raise AssertionError(f"not in the notebook: {element}")
 
     def save(self) -> None:
         """Save the notebook."""
@@ -133,11 +157,12 @@ class Lab:
 
     def button(self, name: str) -> Any:
         """A button of the panel."""
-        return self.page.locator(".specnb-panel button", has_text=name).first
+        return self.panel.locator("button:not(.widget-toggle-button)", has_text=name).first
 
     def tab(self, name: str) -> None:
-        """Open a tab of the panel."""
-        self.page.locator(".specnb-panel .lm-TabBar-tab, .specnb-panel .p-TabBar-tab", has_text=name).first.click()
+        """Open a page of the panel."""
+        self.panel.locator(".specnb-pages button", has_text=name).click()
+        self.panel.locator(f".specnb-{name.lower()}").wait_for()
 
     @property
     def panel(self) -> Any:
