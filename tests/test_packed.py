@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason
 @pytest.fixture(autouse=True)
 def always_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pack every layer, whatever this processor likes best."""
-    monkeypatch.setattr(packed, "_pays_from", lambda layer: 1)
+    monkeypatch.setattr(packed, "_pays_from", lambda layer, size: 1)
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)

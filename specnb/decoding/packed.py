@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -23,10 +23,13 @@ from specnb.decoding.borrow import Stand, borrow
 M = TypeVar("M", bound=PreTrainedModel)
 
 ROWS = (1, 2, 4, 8, 16, 64)  # numbers of rows at which packed and plain are compared
+_BLOCK = 16  # a layer for which packed pays only beyond that, for prompts, stays as it is
+_COPIES = 160
 _LOCK = threading.Lock()
 _PACKED: WeakKeyDictionary[PreTrainedModel, tuple[tuple[tuple[int, int], ...], PreTrainedModel]] = WeakKeyDictionary()
 _SHARED: WeakValueDictionary[tuple[int, ...], PackedWeight] = WeakValueDictionary()
-_FROM: dict[tuple[int, int, int], int | None] = {}  # by shape and threads: rows from which packed is faster
+_FROM: dict[tuple[int, ...], int | None] = {}  # by shape, copies measured and threads: rows from which packed is faster
+_CACHE = 64 * 2**20  # bytes, more than a processor's cache: in a model of that size each weight comes from memory
 
 
 class PackedWeight:
@@ -82,7 +85,8 @@ def pack(model: M) -> M:
             _PACKED.pop(model, None)
             if not layers:
                 return model
-            starts = {name: _pays_from(layer) for name, layer in layers.items()}
+            size = min(_CACHE, sum(layer.weight.nbytes for layer in layers.values()))
+            starts = {name: _pays_from(layer, size) for name, layer in layers.items()}
             packed = {name: PackedLinear(layers[name], rows) for name, rows in starts.items() if rows is not None}
             _PACKED[model] = stamp, borrow(model, packed)
         return _PACKED[model][1]  # type: ignore[no-any-return]
@@ -132,27 +136,34 @@ def _stamp(layers: dict[str, nn.Linear]) -> tuple[tuple[int, int], ...]:
     return tuple((layer.weight.data_ptr(), layer.weight._version) for layer in layers.values())
 
 
-def _pays_from(layer: nn.Linear) -> int | None:
-    """From how many rows on the packed layout is faster for a weight of this shape, by measuring; None: never."""
-    key = (*layer.weight.shape, torch.get_num_threads())
+def _pays_from(layer: nn.Linear, size: int) -> int | None:
+    """From how many rows on the packed layout is faster for a weight of this shape, by measuring; None: never.
+
+    Measured on as many copies as take `size` bytes, in turns, so that each is read from where the model's own would be.
+    """
+    copies = min(_COPIES, max(1, size // layer.weight.nbytes))
+    key = (*layer.weight.shape, copies, torch.get_num_threads())
     if key not in _FROM:
         with torch.no_grad():
-            packed = PackedWeight(layer.weight).data
+            weights = [layer.weight, *[torch.randn_like(layer.weight) for _ in range(copies - 1)]]
+            packed = [PackedWeight(weight).data for weight in weights]
             faster = []
             for rows in ROWS:
                 x = torch.randn(rows, layer.in_features)
-                plain = _seconds(partial(nn.functional.linear, x, layer.weight, layer.bias))
-                faster.append(_seconds(partial(multiply, x, packed, layer.bias)) < 0.95 * plain)
+                plain = _seconds([partial(nn.functional.linear, x, weight, layer.bias) for weight in weights])
+                faster.append(_seconds([partial(multiply, x, weight, layer.bias) for weight in packed]) < 0.95 * plain)
         last_slower = max((i for i, better in enumerate(faster) if not better), default=-1)
-        _FROM[key] = ROWS[last_slower + 1] if last_slower + 1 < len(ROWS) else None
+        start = ROWS[last_slower + 1] if last_slower + 1 < len(ROWS) else None
+        _FROM[key] = None if start is None or start > _BLOCK else start
     return _FROM[key]
 
 
-def _seconds(run: Callable[[], Any], times: int = 7) -> float:
-    run()
+def _seconds(runs: Sequence[Callable[[], Any]], times: int = 3) -> float:
+    """The best time of a round of these."""
     best = float("inf")
-    for _ in range(times):
+    for _ in range(times + 1):  # the first may still pay for what happens once; it is seldom the best
         began = time.perf_counter()
-        run()
+        for run in runs:
+            run()
         best = min(best, time.perf_counter() - began)
     return best
