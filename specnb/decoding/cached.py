@@ -170,7 +170,10 @@ class CachedLM:
         self._first_inputs = {}
         if self._token_type is not None:  # new tokens are of the last one's type, as in generate()
             inputs.setdefault("token_type_ids", self._token_type.expand(-1, width))
-        positions = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
+        if self.store.span.uniform:
+            positions = torch.arange(starts[0], starts[0] + width, device=self.device).expand(len(starts), -1)
+        else:
+            positions = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
         if self._positions:  # padding, and rows past a draft model's end, must not leave a table of positions
             inputs["position_ids"] = (
                 positions.clamp(max=self.limit - 1) if self.limit and self.hard_limit else positions

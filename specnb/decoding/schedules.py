@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 
 from specnb.decoding.contracts import Schedule
 from specnb.trace import Step
@@ -57,7 +58,7 @@ class Adaptive:
     def length(self, signal: int = 0) -> int:
         if not self.verify:
             return self.k
-        best = max(range(self.longest + 1), key=lambda k: self._rate(k, signal))
+        best = self._best(signal)
         if best == 0 and self.plain_steps >= self.probe_after:
             return max(1, self.k // 2)
         return best
@@ -81,21 +82,27 @@ class Adaptive:
             self.tried[at] = self.FORGET * self.tried[at] + 1
             self.stood[at] = self.FORGET * self.stood[at] + (i < step.accepted)
 
-    def _rate(self, k: int, signal: int) -> float:
-        tokens, alive = 1.0, 1.0
-        for i in range(k):
-            alive *= self._acceptance(signal, i)
-            tokens += alive
-        return tokens / max(self._cost(k + 1) + k * (self.draft or 0.0), 1e-9)  # a coarse clock may have seen nothing
+    def _best(self, signal: int) -> int:
+        """The length with most expected tokens per second; the shorter of equals."""
+        best, highest, tokens, alive = 0, 0.0, 1.0, 1.0
+        acceptance = self._acceptance(signal)
+        for k in range(self.longest + 1):
+            if k:
+                alive *= next(acceptance)
+                tokens += alive
+            seconds = max(self._cost(k + 1) + k * (self.draft or 0.0), 1e-9)  # a coarse clock may have seen nothing
+            if tokens / seconds > highest:
+                best, highest = k, tokens / seconds
+        return best
 
-    def _acceptance(self, signal: int, position: int) -> float:
+    def _acceptance(self, signal: int) -> Iterator[float]:
         """By position, leaning on the whole signal's rate, which leans on a belief."""
-        of_signal = [at for at in self.tried if at[0] == signal]
-        pooled = (sum(self.stood[at] for at in of_signal) + self.PRIOR * self.BELIEF) / (
-            sum(self.tried[at] for at in of_signal) + self.PRIOR
-        )
-        at = signal, position
-        return (self.stood.get(at, 0.0) + self.PRIOR * pooled) / (self.tried.get(at, 0.0) + self.PRIOR)
+        tried = sum(value for at, value in self.tried.items() if at[0] == signal)
+        stood = sum(value for at, value in self.stood.items() if at[0] == signal)
+        pooled = (stood + self.PRIOR * self.BELIEF) / (tried + self.PRIOR)
+        for position in range(self.longest):
+            at = signal, position
+            yield (self.stood.get(at, 0.0) + self.PRIOR * pooled) / (self.tried.get(at, 0.0) + self.PRIOR)
 
     def _cost(self, size: int) -> float:
         """Seconds of a pass over `size` tokens: measured, or on the line through the nearest measured sizes."""

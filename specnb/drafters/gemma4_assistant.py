@@ -65,7 +65,10 @@ class Gemma4Assistant:
         out = model.model(inputs_embeds=model.pre_projection(inputs.to(self.device)), use_cache=False, **given)
         hidden = out.last_hidden_state
         ordered = model.masked_embedding
-        logits = model.lm_head(hidden) if ordered is None else ordered(hidden, model.lm_head.weight)
+        if ordered is None:
+            logits = model.lm_head(hidden)
+        else:  # row by row: it fills in what it leaves out from the lowest logit of all its rows
+            logits = torch.cat([ordered(row[None], model.lm_head.weight) for row in hidden])
         return logits[:, -1], model.post_projection(hidden)
 
     def _shared(self, layer: int, lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
