@@ -18,7 +18,8 @@ from traitlets.config import Config
 
 import specnb
 from specnb.notebook import load_ipython_extension, unload_ipython_extension
-from specnb.notebook.arguments import flag, specgen_parser, split_line, unescape
+from specnb.notebook.arguments import specgen_parser
+from specnb.notebook.line import flag, split_line, unescape
 from specnb.notebook.magics import SpecMagics
 from specnb.notebook.stream import NotebookView
 from specnb.options import OPTIONS
@@ -270,7 +271,7 @@ def test_default_method_and_config(ip: Any, cell: Any, engine: Engine) -> None:
     assert engine.last["method"] == "prompt_lookup"
     ip.run_line_magic("specload", "big --assistant small")
     cell("%%specgen\nx")
-    assert engine.last["method"] == "draft_model" and engine.last["pair"].name == "big"
+    assert engine.last["method"] is None and engine.last["pair"].name == "big"  # the one that the draft model is for
     cell("%%specgen --model tiny\nx")
     assert engine.last["pair"].name == "tiny"
     assert cell("%config SpecMagics.method = 'plain'\n%config SpecMagics.max_new_tokens = None") == ""
@@ -387,7 +388,7 @@ def test_MAG_05_loading_again_and_unloading(
     capsys.readouterr()
     for step, on in (("load_ext", 1), ("load_ext", 1), ("reload_ext", 1), ("unload_ext", 0), ("load_ext", 1)):
         ip.run_line_magic(step, "specnb")
-        assert _state(ip) == (4 * on, on, on, on, others), step
+        assert _state(ip) == (5 * on, on, on, on, others), step
     load_ipython_extension(ip)
     assert _state(ip) == (4, 1, 1, 1, others)
     assert "already loaded" in capsys.readouterr().out  # IPython's own note on the second load, nothing of ours

@@ -19,10 +19,10 @@ from specnb.notebook.arguments import specgen_parser
 from specnb.notebook.availability import available_methods
 from specnb.notebook.panel import Panel
 from specnb.notebook.panel_code import Request, magic_code, python_code
-from specnb.notebook.panel_compare import values
 from specnb.notebook.panel_controls import Control
 from specnb.notebook.panel_view import step_html
 from specnb.notebook.session import Session
+from specnb.notebook.values import values
 from specnb.options import BY_NAME, METHODS, OPTIONS, default, options_of
 
 SHORT = 24

@@ -55,6 +55,7 @@ def compare(
 
     Raises:
         ValueError: as `generate`; before the measurement, since every run is warmed up first.
+        KeyboardInterrupt: as raised, with the comparison of the complete rounds as `.partial_result` (None if there is none).
     """
     import specnb
     from specnb.api import encode
@@ -91,28 +92,36 @@ def compare(
         own = theirs.run(label, arms[label], inputs, tokens) if theirs and wanted(label) else None
         return _Round(results, seconds, own)
 
-    total, done = len(arms) * (repeats + bool(warmup)), 0
-    rounds: list[dict[str, _Round]] = []
-    for repeat in range(-1 if warmup else 0, repeats):
-        shift = max(0, repeat) % len(arms)
-        order = [*list(arms)[shift:], *list(arms)[:shift]]
-        found: dict[str, _Round] = {}
-        for label in order:
-            if on_run is not None:
-                on_run(done, total, label)
-            for _ in range(warmup if repeat < 0 else 1):
-                found[label] = once(label, min(_WARM_UP, max_new_tokens) if repeat < 0 else max_new_tokens)
-            done += 1
-        if cancel is not None and cancel.is_set():
-            break
-        if repeat >= 0:
-            rounds.append(found)
     shown = {name: value for name, value in options.items() if isinstance(value, (int, float, str, list, tuple))}
-    return Comparison(
-        [_figures(label, arm, rounds, theirs) for label, arm in arms.items()] if rounds else [],
-        len(texts), len(rounds), {"max_new_tokens": max_new_tokens, **shown}, environment(pair_or_model),
-        {label: one.results for label, one in rounds[-1].items()} if rounds else {},
-    )  # fmt: skip
+    rounds: list[dict[str, _Round]] = []
+
+    def comparison() -> Comparison:
+        return Comparison(
+            [_figures(label, arm, rounds, theirs) for label, arm in arms.items()] if rounds else [],
+            len(texts), len(rounds), {"max_new_tokens": max_new_tokens, **shown}, environment(pair_or_model),
+            {label: one.results for label, one in rounds[-1].items()} if rounds else {},
+        )  # fmt: skip
+
+    total, done = len(arms) * (repeats + bool(warmup)), 0
+    try:
+        for repeat in range(-1 if warmup else 0, repeats):
+            shift = max(0, repeat) % len(arms)
+            order = [*list(arms)[shift:], *list(arms)[:shift]]
+            found: dict[str, _Round] = {}
+            for label in order:
+                if on_run is not None:
+                    on_run(done, total, label)
+                for _ in range(warmup if repeat < 0 else 1):
+                    found[label] = once(label, min(_WARM_UP, max_new_tokens) if repeat < 0 else max_new_tokens)
+                done += 1
+            if cancel is not None and cancel.is_set():
+                break
+            if repeat >= 0:
+                rounds.append(found)
+    except KeyboardInterrupt as interrupt:
+        interrupt.partial_result = comparison() if rounds else None  # type: ignore[attr-defined]
+        raise
+    return comparison()
 
 
 def labelled(runs: Iterable[Method | str | Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

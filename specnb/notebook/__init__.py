@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-_MAGICS = {"line": ("specload", "specgen", "specpanel"), "cell": ("specgen",)}
-_KEYS = ("%specload", "%%specgen", "%specgen", "%specpanel")
+_MAGICS = {"line": ("specload", "specgen", "specpanel"), "cell": ("specgen", "specbench")}
+_KEYS = ("%specload", "%%specgen", "%specgen", "%specpanel", "%%specbench")
 _CLASS = "SpecMagics"
 
 

@@ -9,14 +9,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 from traitlets import Bool, Enum, Int
 from traitlets import default as trait_default
 
 from specnb.models.embedded import DEFAULT
 from specnb.models.registry import REGISTERED
-from specnb.notebook.arguments import complete, specgen_parser, specload_parser, specpanel_parser
-from specnb.notebook.session import LAST, Session
+from specnb.notebook.arguments import specbench_parser, specgen_parser, specload_parser, specpanel_parser
+from specnb.notebook.benchmark import Benchmark, split_prompts
+from specnb.notebook.line import complete
+from specnb.notebook.session import LAST, LAST_BENCH, Session
 from specnb.notebook.stream import View, view_for
 from specnb.options import METHODS
 from specnb.text import prompt_inputs
@@ -39,7 +41,7 @@ class SpecMagics(Magics):
         list(METHODS),
         default_value=None,
         allow_none=True,
-        help="Method of %%specgen; None: draft_model with an assistant, else prompt_lookup.",
+        help="Method of %%specgen; None: the one that the draft model is for, prompt_lookup without one.",
     ).tag(config=True)
     max_new_tokens: Any = Int(
         256, allow_none=True, min=1, help="Length when none is given; None: the model's own setting."
@@ -65,18 +67,16 @@ class SpecMagics(Magics):
     def complete_line(self, _shell: Any, event: Any) -> list[str]:
         """Complete options and their values."""
         magic = event.line.lstrip().lstrip("%")
-        parser = (
-            _SPECLOAD if magic.startswith("specload") else _SPECPANEL if magic.startswith("specpanel") else _SPECGEN
-        )
+        parser = next((own for name, own in _PARSERS.items() if magic.startswith(name)), _PARSERS["specgen"])
         return complete(parser, event.text_until_cursor, event.symbol, self.session.pairs)
 
     # ---- magics
     @no_var_expand
     @line_magic
     def specload(self, line: str) -> None:
-        options = _SPECLOAD.read(line)
+        options = _PARSERS["specload"].read(line)
         if options.pop("help", False):
-            print(_SPECLOAD.format_help())
+            print(_PARSERS["specload"].format_help())
             return
         dropped, listed, name = options.pop("drop", None), options.pop("list", False), options.pop("name", None)
         if name is None and options:
@@ -110,9 +110,9 @@ class SpecMagics(Magics):
     @line_cell_magic
     def specgen(self, line: str, cell: str | None = None) -> None:
         raw, self._raw = self._raw, None
-        options = _SPECGEN.read(line)
+        options = _PARSERS["specgen"].read(line)
         if options.pop("help", False):
-            print(_SPECGEN.format_help())
+            print(_PARSERS["specgen"].format_help())
             return
         body = exact_body(line, cell or "", raw)
         if not body.strip():
@@ -126,8 +126,10 @@ class SpecMagics(Magics):
             pair = self.session.pair(own["model"])
             device = getattr(pair.target, "device", None)
             inputs = prompt_inputs(pair.tokenizer, body, chat=own["chat"], system=own["system"], device=device)
-        method = own["method"] or self.method or ("prompt_lookup" if pair.assistant is None else "draft_model")
-        if "assistant_model" in METHODS[method].needs and pair.assistant is None:
+        method = own["method"] or self.method  # None: what the draft model is for
+        if pair.assistant is None:
+            method = method or "prompt_lookup"
+        if method and "assistant_model" in METHODS[method].needs and pair.assistant is None:
             raise UsageError(f"method {method!r} needs a draft model: %specload {pair.name} --assistant NAME")
         if self.max_new_tokens is not None:
             options.setdefault("max_new_tokens", self.max_new_tokens)
@@ -135,11 +137,40 @@ class SpecMagics(Magics):
         self._generate(pair, view, own["output"], method=method, **inputs, **options)
 
     @no_var_expand
+    @cell_magic
+    def specbench(self, line: str, cell: str) -> None:
+        raw, self._raw = self._raw, None
+        options = _PARSERS["specbench"].read(line)
+        if options.pop("help", False):
+            print(_PARSERS["specbench"].format_help())
+            return
+        prompts = split_prompts(exact_body(line, cell, raw, "%%specbench"))
+        if not prompts:
+            raise UsageError(
+                "%%specbench: the cell has no prompt: write one below the line, or several with lines of --- between."
+            )
+        output, quiet = options.pop("output", None), options.pop("quiet", False)
+        if self.max_new_tokens is not None:
+            options.setdefault("max_new_tokens", self.max_new_tokens)
+        with _usage_errors():
+            pair = self.session.pair(options.pop("model", None))
+            work = Benchmark(pair, prompts, options)
+            interrupted, found = work.run(self.shell, quiet)
+        for name in (LAST_BENCH, output):
+            if name and found is not None:
+                self.shell.user_ns[name] = found
+        if interrupted is not None:
+            kept = (
+                f"{found.repeats} complete rounds, kept in {output or LAST_BENCH}" if found else "no round was complete"
+            )
+            raise Interrupted(f"{kept}.") from interrupted
+
+    @no_var_expand
     @line_magic
     def specpanel(self, line: str) -> Any:
-        options = _SPECPANEL.read(line)
+        options = _PARSERS["specpanel"].read(line)
         if options.pop("help", False):
-            print(_SPECPANEL.format_help())
+            print(_PARSERS["specpanel"].format_help())
             return None
         from specnb.notebook.panel import Panel
 
@@ -176,17 +207,21 @@ class SpecMagics(Magics):
             view.finish(result)
 
 
-_SPECGEN, _SPECLOAD, _SPECPANEL = specgen_parser(), specload_parser(), specpanel_parser()
-SpecMagics.specgen.__doc__ = _SPECGEN.format_help()
-SpecMagics.specload.__doc__ = _SPECLOAD.format_help()
-SpecMagics.specpanel.__doc__ = _SPECPANEL.format_help()
+_PARSERS = {
+    "specgen": specgen_parser(),
+    "specload": specload_parser(),
+    "specpanel": specpanel_parser(),
+    "specbench": specbench_parser(),
+}
+for _name, _parser in _PARSERS.items():
+    getattr(SpecMagics, _name).__doc__ = _parser.format_help()
 
 
-def exact_body(line: str, cell: str, raw: str | None) -> str:
+def exact_body(line: str, cell: str, raw: str | None, magic: str = "%%specgen") -> str:
     """The body as typed, if `raw` is the cell that this call came from; else what IPython passed, less its last line break."""
     if raw is not None:
         first, _, body = raw.lstrip("\n").partition("\n")
-        same = first.strip() == f"%%specgen {line}".strip()
+        same = first.strip() == f"{magic} {line}".strip()
         typed, passed = body.splitlines(), cell.splitlines()
         if same and len(typed) == len(passed) and all(t.endswith(p) for t, p in zip(typed, passed, strict=True)):
             return body

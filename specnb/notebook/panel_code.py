@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specnb.notebook.arguments import flag
+from specnb.notebook.line import flag
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ import ipywidgets as widgets
 
 from specnb.notebook.panel_controls import labelled, note, scrolling
 from specnb.notebook.panel_form import Form
-from specnb.options import BY_NAME, METHODS, Option, options_of
-
-_MOST = 24  # runs in one comparison
+from specnb.notebook.values import values
+from specnb.options import BY_NAME, METHODS, options_of
 
 
 class CompareForm:
@@ -85,29 +84,6 @@ class CompareForm:
 
 
 _FAIR = "The runs take turns and are repeated; each is warmed up first. A table and a picture say which is best."
-
-
-def values(option: Option, text: str) -> list[Any]:
-    """The values that a text names, checked: "1, 2, 4-6" is 1, 2, 4, 5, 6. Raises ValueError for what is not allowed."""
-    found: list[Any] = []
-    for part in text.replace(";", ",").split(","):
-        word = part.strip()
-        low, dash, high = word.partition("-")
-        if option.type is int and dash and low.strip().isdecimal() and high.strip().isdecimal():
-            found += range(int(low), min(int(high), int(low) + _MOST) + 1)
-        elif word:
-            found.append(_read(option, word))
-    checked = list(dict.fromkeys(option.check(value) for value in found))
-    if not checked or len(checked) > _MOST:
-        raise ValueError(f"give 1 to {_MOST} values of {option.name}, such as 1, 2, 4-8; these are {len(checked)}.")
-    return checked
-
-
-def _read(option: Option, word: str) -> Any:
-    try:
-        return option.type(word)
-    except ValueError:
-        raise ValueError(f"{word!r} is not a value of {option.name}: it must be {option.allowed}.") from None
 
 
 def comparison_html(comparison: Any) -> str:

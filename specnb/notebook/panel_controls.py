@@ -8,7 +8,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from specnb.notebook.arguments import unescape
+from specnb.notebook.line import unescape
 from specnb.options import Option
 
 _UNSET = "not set"

@@ -10,6 +10,7 @@ from specnb.options import unknown
 
 _ATTRIBUTE = "_specnb_session"
 LAST = "_specgen"  # the variable that always holds the last result, like IPython's _
+LAST_BENCH = "_specbench"  # likewise the last comparison
 
 
 @dataclass

@@ -1,0 +1,107 @@
+"""What %%specbench does: the runs that its line asks for, and their progress while they take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from IPython.display import display
+
+from specnb.notebook.availability import available_methods
+from specnb.notebook.stream import is_notebook
+from specnb.options import METHODS, options_of
+
+_OF_COMPARE: tuple[str, ...] = ("repeats", "transformers", "chat", "system")
+
+
+class Benchmark:
+    """A comparison of a pair's methods. Raises ValueError for runs that cannot be, before anything is measured."""
+
+    def __init__(self, pair: Any, prompts: Sequence[str], options: Mapping[str, Any]) -> None:
+        given = dict(options)
+        methods, vary = given.pop("methods", []), given.pop("vary", None)
+        self.pair, self.prompts = pair, prompts
+        self.settings = {
+            name: given.pop(name) for name in ("repeats", "transformers", "chat", "system") if name in given
+        }
+        self.runs = runs(pair, methods, vary, given)
+        drafting = {option.name for method in METHODS for option in options_of(method) if option.group == "drafting"}
+        self.settings |= {name: value for name, value in given.items() if name not in drafting}
+
+    def run(self, shell: Any, quiet: bool = False) -> tuple[KeyboardInterrupt | None, Any]:
+        """Run and show; the interrupt, if there was one, and the comparison of the rounds that were complete (or None)."""
+        from specnb.bench import compare
+
+        shown = None if quiet or not is_notebook(shell) else display(_Progress("warming up ..."), display_id=True)
+
+        def tell(done: int, total: int, label: str) -> None:
+            if shown is not None:
+                shown.update(_Progress(f"{done} of {total} runs done, now: {label}"))
+
+        interrupt: KeyboardInterrupt | None = None
+        found: Any = None
+        try:
+            found = compare(self.pair, list(self.prompts), self.runs, on_run=tell, **self.settings)
+        except KeyboardInterrupt as stop:
+            interrupt, found = stop, getattr(stop, "partial_result", None)
+        except BaseException:
+            if shown is not None:
+                shown.update(_Progress("ended with an error."))
+            raise
+        if shown is not None:
+            shown.update(found if found is not None else _Progress("interrupted before the first round was complete."))
+        elif found is not None and not quiet:
+            print(found.text())
+        return interrupt, found
+
+
+class _Progress:
+    """A line of progress."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return f"<small>{escape(self.text)}</small>"
+
+
+def runs(
+    pair: Any, methods: Sequence[str], vary: tuple[Any, list[Any]] | None, given: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The runs as arguments of `generate`: every method with the given options that it has, once for each varied value."""
+    possible = available_methods(pair)
+    for name in methods:
+        if possible[name] is not None:
+            raise ValueError(f"{pair.name or 'this pair'} cannot run {name}: {possible[name]}.")
+    own = {name: {option.name for option in options_of(name) if option.group == "drafting"} for name in METHODS}
+    exits = "assistant_early_exit" in given or (vary is not None and vary[0].name == "assistant_early_exit")
+    chosen = list(methods) or [
+        name
+        for name, reason in possible.items()
+        if reason is None and name != "plain" and (exits or name != "early_exit")
+    ]
+    drafting = {name: value for name, value in given.items() if any(name in names for names in own.values())}
+    for name in [*drafting, *([vary[0].name] if vary else [])]:
+        if not any(name in own[method] for method in chosen):
+            raise ValueError(f"none of the compared methods ({', '.join(chosen)}) has the option {name}.")
+    found: list[dict[str, Any]] = []
+    for method in chosen:
+        base = {"method": method, **{name: value for name, value in drafting.items() if name in own[method]}}
+        varied = vary is not None and vary[0].name in own[method]
+        found += [{**base, vary[0].name: value} for value in vary[1]] if vary and varied else [base]
+    return found
+
+
+def split_prompts(body: str) -> list[str]:
+    """The prompts of a cell: the parts between lines of three dashes, empty ones left out."""
+    prompts: list[list[str]] = [[]]
+    for line in body.split("\n"):
+        if line.strip() == "---":
+            prompts.append([])
+        else:
+            prompts[-1].append(line)
+    return [text for text in ("\n".join(lines) for lines in prompts) if text.strip()]
