@@ -22,9 +22,7 @@ class Benchmark:
         given = dict(options)
         methods, vary = given.pop("methods", []), given.pop("vary", None)
         self.pair, self.prompts = pair, prompts
-        self.settings = {
-            name: given.pop(name) for name in ("repeats", "transformers", "chat", "system") if name in given
-        }
+        self.settings = {name: given.pop(name) for name in _OF_COMPARE if name in given}
         self.runs = runs(pair, methods, vary, given)
         drafting = {option.name for method in METHODS for option in options_of(method) if option.group == "drafting"}
         self.settings |= {name: value for name, value in given.items() if name not in drafting}
