@@ -119,6 +119,11 @@ def test_an_interrupt_keeps_complete_rounds(ip: Any, cell: Any, monkeypatch: pyt
     assert len(caught.value.partial_result.rows) == 2  # type: ignore[attr-defined]
 
 
+def test_specload_assigns_the_pair(ip: Any) -> None:
+    ip.run_line_magic("specload", "tiny-llama -o mine")
+    assert isinstance(ip.user_ns["mine"], specnb.Pair) and ip.user_ns["mine"].name == "tiny-llama"
+
+
 def test_help_and_completion(ip: Any, cell: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert cell("%%specbench -h\nx") == ""
     out = capsys.readouterr().out

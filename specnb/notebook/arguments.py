@@ -124,6 +124,7 @@ def specload_parser() -> Parser:
     parser.add_argument("--dtype", metavar="TYPE", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--device-map", metavar="MAP", help="cpu, cuda, auto (accelerate decides), ...; default cpu")
     parser.add_argument("--source", metavar="SOURCE", help="hub, package or local: where the name is looked up")
+    parser.add_argument("-o", "--output", type=_identifier, metavar="NAME", help="assign the Pair to this variable")
     parser.add_argument("--drop", metavar="NAME", help="let a loaded model go")
     parser.add_argument(
         "--list", action="store_true", help="show the loaded models (* is the current one) and the known names"

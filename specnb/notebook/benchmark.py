@@ -27,11 +27,12 @@ class Benchmark:
         drafting = {option.name for method in METHODS for option in options_of(method) if option.group == "drafting"}
         self.settings |= {name: value for name, value in given.items() if name not in drafting}
 
-    def run(self, shell: Any, quiet: bool = False) -> tuple[KeyboardInterrupt | None, Any]:
+    def run(self, shell: Any, live: bool = True, quiet: bool = False) -> tuple[KeyboardInterrupt | None, Any]:
         """Run and show; the interrupt, if there was one, and the comparison of the rounds that were complete (or None)."""
         from specnb.bench import compare
 
-        shown = None if quiet or not is_notebook(shell) else display(_Progress("warming up ..."), display_id=True)
+        notebook = is_notebook(shell)
+        shown = display(_Progress("warming up ..."), display_id=True) if notebook and live and not quiet else None
 
         def tell(done: int, total: int, label: str) -> None:
             if shown is not None:
@@ -50,7 +51,7 @@ class Benchmark:
         if shown is not None:
             shown.update(found if found is not None else _Progress("interrupted before the first round was complete."))
         elif found is not None and not quiet:
-            print(found.text())
+            display(found) if notebook else print(found.text())
         return interrupt, found
 
 

@@ -79,6 +79,7 @@ class SpecMagics(Magics):
             print(_PARSERS["specload"].format_help())
             return
         dropped, listed, name = options.pop("drop", None), options.pop("list", False), options.pop("name", None)
+        output = options.pop("output", None)
         if name is None and options:
             raise UsageError("%specload: give the model's NAME before its options.")
         if dropped is not None:
@@ -87,6 +88,9 @@ class SpecMagics(Magics):
             self.session.drop(dropped)
         if name is not None or not (dropped or listed):
             self._load(name, options)
+        if output:
+            with _usage_errors():
+                self.shell.user_ns[output] = self.session.pair()
         if listed or dropped:
             for key, pair in self.session.pairs.items():
                 print(f"{'*' if key == self.session.current else ' '} {key}: {pair!r}")
@@ -155,7 +159,7 @@ class SpecMagics(Magics):
         with _usage_errors():
             pair = self.session.pair(options.pop("model", None))
             work = Benchmark(pair, prompts, options)
-            interrupted, found = work.run(self.shell, quiet)
+            interrupted, found = work.run(self.shell, self.live, quiet)
         for name in (LAST_BENCH, output):
             if name and found is not None:
                 self.shell.user_ns[name] = found
