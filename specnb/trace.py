@@ -32,7 +32,7 @@ class Step:
     `accepted` how many of them stand in the output; `emitted` the ids that the step added. Seconds are the row's share of the
     round's drafting and verifying. `margins` holds the gap between the two best target logits per emitted token, in half
     precision only, where a gap of a few units in the last place is a tie that other block sizes may break differently.
-    `signal` is the length of the match in prompt lookup; `distances` the total variation between the law that was followed and
+    `signal` is the length of the match in prompt lookup, `withheld` the token it would have drafted next; `distances` the total variation between the law that was followed and
     the target's, per position, in a lossy method.
 
     With `probabilities=True` (else both are None, as they are in a step without a draft): `draft_probabilities` has what the
@@ -53,6 +53,7 @@ class Step:
     distances: tuple[float, ...] | None = None
     draft_probabilities: tuple[float, ...] | None = None
     target_probabilities: tuple[float, ...] | None = None
+    withheld: int | None = None
 
     @property
     def origins(self) -> tuple[str, ...]:

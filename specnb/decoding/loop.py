@@ -62,7 +62,7 @@ def decode(target: CachedLM, drafter: Drafter | None, rows: Sequence[Row], *, ru
         ):
             distances, own = tuple(law.distances) or None, tuple(draft.probabilities or ()) or None
             step = Step(position, tuple(draft.tokens), accepted, tokens, *seconds, row.index, gaps, draft.signal,
-                        distances, own, chances)  # fmt: skip
+                        distances, own, chances, draft.withheld)  # fmt: skip
             row.steps.append(step)
             row.schedule.update(step)
         yield from [row.steps[-1] for row in active]

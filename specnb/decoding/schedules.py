@@ -39,7 +39,7 @@ class Adaptive:
     A step with k drafted tokens is expected to yield 1 + a1 + a1 a2 + ... + a1...ak tokens in the seconds of k draft tokens
     and of a target pass over k + 1. Acceptance a_i is counted by position and by the drafter's signal (how long a match
     was), older steps weighing less; the cost of block sizes not yet seen is interpolated. Where plain decoding looks best, a
-    draft is tried after a while, each time later if it did not help.
+    draft is tried after a while, each time later if it did not help; prompt lookup tells what it would have drafted instead.
     """
 
     LONGEST, FORGET, PRIOR, BELIEF = 16, 0.9, 2.0, 0.7
@@ -54,12 +54,13 @@ class Adaptive:
         self.stood: dict[tuple[int, int], float] = defaultdict(float)
         self.steps = self.drafting_steps = 0
         self.plain_steps, self.probe_after = 0, self.FIRST_PROBE
+        self.told = False  # whether the drafter says what it withheld, so that nothing need be tried to learn
 
     def length(self, signal: int = 0) -> int:
         if not self.verify:
             return self.k
         best = self._best(signal)
-        if best == 0 and self.plain_steps >= self.probe_after:
+        if best == 0 and self.plain_steps >= self.probe_after and not self.told:
             return max(1, self.k // 2)
         return best
 
@@ -68,6 +69,10 @@ class Adaptive:
         k = len(step.drafted)
         if self.steps > 1:  # the first pass has the prompt in it
             self.verify[k + 1] = _blend(self.verify.get(k + 1), step.verify_seconds)
+        if step.withheld is not None:
+            self.told = True
+            if step.accepted == k < len(step.emitted):  # the token after a full draft tells about one more
+                self._count(step.signal, k, step.emitted[k] == step.withheld)
         if not k:
             self.plain_steps += 1
             return
@@ -78,9 +83,12 @@ class Adaptive:
             self.probe_after = self.FIRST_PROBE if step.accepted else min(2 * self.probe_after, self.LAST_PROBE)
             self.plain_steps = 0
         for i in range(min(step.accepted + 1, k)):
-            at = step.signal, i
-            self.tried[at] = self.FORGET * self.tried[at] + 1
-            self.stood[at] = self.FORGET * self.stood[at] + (i < step.accepted)
+            self._count(step.signal, i, i < step.accepted)
+
+    def _count(self, signal: int, position: int, stands: bool) -> None:
+        at = signal, position
+        self.tried[at] = self.FORGET * self.tried[at] + 1
+        self.stood[at] = self.FORGET * self.stood[at] + stands
 
     def _best(self, signal: int) -> int:
         """The length with most expected tokens per second; the shorter of equals."""

@@ -55,8 +55,11 @@ class PromptLookup:
         index.extend(row.ids)
         at, matched = index.find(row.ids)
         draft: list[int] = []
-        for i in range(at, at + min(room, row.schedule.length(matched)) if matched else at):
+        most = min(room, row.schedule.length(matched)) if matched else 0
+        for i in range(at, at + most + 1 if matched else at):
             token = row.ids[i] if i < len(row.ids) else draft[i - len(row.ids)]
+            if len(draft) == most:
+                return Draft(draft, signal=matched, withheld=token)
             draft.append(token)
             if token in self.eos:
                 break
