@@ -20,7 +20,8 @@ class Draft(NamedTuple):
 
     `probs` is `[k, vocab]` (float, on the target's device) when token i was *sampled* from row i; None when the tokens were
     chosen (argmax, a copy): a point mass. No tokens: the step is plain decoding. `signal` is what the schedule was told,
-    `withheld` the token that would have come next where that costs nothing to say, `probabilities` what the drafter's own law gave each token, where it has one and the trace is to show it.
+    `withheld` the token that would have come next, where that costs nothing to say; `probabilities` what the drafter's own law
+    gave each token, where it has one and the trace is to show it.
     """
 
     tokens: list[int]
