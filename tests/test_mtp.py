@@ -6,6 +6,7 @@ import copy
 import inspect
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from checkpoints import load, mtp_folder, mtp_model, write_mtp
 from checks import STEADY, configs, consistent, no_forward, padded, plain, spec
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import LogitsProcessorList, PreTrainedModel
+from transformers import AutoModelForCausalLM, LogitsProcessorList, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 import specnb
@@ -447,6 +448,38 @@ def test_two_threads_load_and_draft_at_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert results == {i: [expected[i]] * 3 for i in range(3)}
+
+
+def test_one_load_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers replaces functions of its classes while it loads; overlapping loads would leave them replaced."""
+    models = [load(write_mtp(tmp_path / str(i), "glm4_moe")) for i in range(2)]
+    tie, at_once, most = PreTrainedModel.tie_weights, [0], [0]
+
+    def slowly(original: Any) -> Any:
+        def run(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            at_once[0] += 1
+            most[0] = max(most[0], at_once[0])
+            time.sleep(0.05)
+            try:
+                return original(cls, *args, **kwargs)
+            finally:
+                at_once[0] -= 1
+
+        return classmethod(run)
+
+    for owner in (MtpModel, AutoModelForCausalLM):
+        monkeypatch.setattr(owner, "from_pretrained", slowly(owner.from_pretrained.__func__))
+    works = [
+        lambda: load_mtp(models[0]),
+        lambda: load_mtp(models[1]),
+        lambda: specnb.load("tiny-llama", "tiny-llama-draft"),
+    ]
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] and PreTrainedModel.tie_weights is tie
 
 
 # ---------------------------------------------------------------- transformers' own ways in

@@ -12,6 +12,7 @@ from typing import Any
 
 from specnb.models import gguf
 from specnb.models.errors import LoadError, load_errors, unknown_name
+from specnb.models.lock import LOADING
 from specnb.models.pair import Pair, check_pair, text_tokenizer
 from specnb.models.registry import REGISTERED
 from specnb.models.report import report
@@ -53,13 +54,15 @@ def load(
     if source is not None and source not in SOURCES:
         raise ValueError(f"unknown source {source!r}. Allowed: {', '.join(SOURCES)}, or None to decide.")
     origin = _locate(os.fspath(name_or_path), source)
-    target, tokenizer = _load(origin, dtype, device_map)
+    with LOADING:
+        target, tokenizer = _load(origin, dtype, device_map)
     pair = Pair(target, tokenizer, name=origin.name, card=origin.card)
     if isinstance(assistant, int):
         pair.assistant, pair.assistant_tokenizer = truncate(target, assistant), tokenizer
     elif assistant is not None:
         draft = _locate(os.fspath(assistant), None)
-        pair.assistant, pair.assistant_tokenizer = _load(draft, dtype, device_map, tokenizer_optional=True)
+        with LOADING:
+            pair.assistant, pair.assistant_tokenizer = _load(draft, dtype, device_map, tokenizer_optional=True)
         pair.card += f"\nDraft: {draft.card}"
     check_pair(pair.target, pair.tokenizer, pair.assistant, pair.assistant_tokenizer)
     from specnb.decoding import packed  # needs torch

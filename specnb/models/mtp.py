@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 from specnb.decoding.borrow import borrow
+from specnb.models.lock import LOADING
 
 _NAMED = 8  # missing tensors that an error lists
 _OWN = {
@@ -41,6 +42,11 @@ def load_mtp(model: PreTrainedModel) -> MtpModel:
         ValueError: the config declares no MTP layers, the model did not come from a checkpoint, tensors are missing, or the
             model is quantised or offloaded; the message names the checkpoint, the tensors and what to do.
     """
+    with LOADING:
+        return _load(model)
+
+
+def _load(model: PreTrainedModel) -> MtpModel:
     if model in _LOADED:
         mtp = _LOADED[model]
         mtp.layers.to(_last_device(model), model.dtype)  # the model may have been moved since
