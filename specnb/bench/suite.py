@@ -17,7 +17,6 @@ from specnb.bench.clocks import timed, timed_attention
 from specnb.bench.compare import compare, environment, in_rows
 from specnb.bench.comparison import Comparison
 from specnb.bench.prompts import PROMPTS
-from specnb.decoding.cached import fastest
 from specnb.text import prompt_inputs
 
 MODEL = "smollm2-135m-q4"
@@ -155,7 +154,7 @@ def contexts(pair: Any, how: Size, tell: Callable[[str], object]) -> list[dict[s
     for length, method in itertools.product(how.contexts, ("plain", "prompt_lookup")):
         tell(f"context of {length} tokens, {method}")
         marks: list[tuple[float, float, float]] = []
-        with timed(fastest(pair.target)) as spent, timed_attention() as attended:
+        with timed() as spent, timed_attention() as attended:
 
             def mark(_: object, marks: Any = marks, spent: Any = spent, attended: Any = attended) -> None:
                 marks.append((time.perf_counter(), spent[0], attended[0]))
@@ -214,7 +213,7 @@ def own_share(pair: Any, how: Size, tell: Callable[[str], object]) -> list[dict[
             assistant = draft if method == "draft_model" else None
             shares = []
             for _ in range(how.repeats + 2):
-                with timed(fastest(one.target), fastest(draft)) as spent:
+                with timed() as spent:
                     began = time.perf_counter()
                     specnb.generate(
                         one, **inputs, method=method, max_new_tokens=how.new, do_sample=False, assistant_model=assistant

@@ -15,7 +15,10 @@ M = TypeVar("M", bound=nn.Module)
 def borrow(model: M, replaced: Mapping[str, nn.Module]) -> M:
     """`model` with the submodules at these paths replaced; all other modules and all weights are the same objects.
 
-    Only the modules on the way to a replaced one are copied, and those without their children.
+    Only the modules on the way to a replaced one are copied, and those without their children. It holds for the model as it is
+    now: made anew for every generation, it follows whatever was done to the model in between.
+
+    Raises ValueError for a module on the way whose forward was replaced: it would go on with the modules it knows.
     """
     copies: dict[str, nn.Module] = {"": _shell(model)}
     for path, module in replaced.items():
@@ -30,8 +33,18 @@ def borrow(model: M, replaced: Mapping[str, nn.Module]) -> M:
     return copies[""]  # type: ignore[return-value]
 
 
+def forward_replaced(module: nn.Module) -> bool:
+    """Whether somebody other than accelerate put a forward of its own onto the instance."""
+    return "forward" in module.__dict__ and "_hf_hook" not in module.__dict__
+
+
 def _shell(module: Any) -> Any:
     """A shallow copy with a children table of its own, and without what accelerate hung onto the instance."""
+    if forward_replaced(module):
+        raise ValueError(
+            f"the forward of a {type(module).__name__} was replaced by another function, so its parts cannot run one by one. Use a "
+            "method that runs the model as a whole (draft model, prompt lookup), or subclass instead."
+        )
     shell = copy.copy(module)
     shell.__dict__["_modules"] = dict(module._modules)
     for name in ("forward", "_hf_hook", "_old_forward"):

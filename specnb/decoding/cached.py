@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -72,7 +72,7 @@ class CachedLM:
         self._first_inputs = dict(first_inputs or {})
         types = self._first_inputs.get("token_type_ids") if self.config is model.config else None
         self._token_type = None if types is None else types[:, -1:]
-        parameters = inspect.signature(model.forward).parameters
+        parameters = _parameters(type(model))
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"  # renamed in transformers 5.24
         if self._cache_name not in parameters:
             raise ValueError(
@@ -234,6 +234,15 @@ def check_rollback(model: PreTrainedModel) -> None:
             f"{type(model).__name__} keeps a running state outside its cache that cannot be rolled back after a rejection. "
             "Use a model whose layers are all attention layers."
         )
+
+
+def _parameters(kind: type) -> Collection[str]:
+    """The names that a model's forward takes; of the nearest class whose forward names its inputs."""
+    for one in kind.__mro__:
+        names = inspect.signature(one.__dict__["forward"]).parameters if "forward" in one.__dict__ else {}
+        if "input_ids" in names:
+            return names
+    return ()
 
 
 def _slice(ids: Sequence[int], extra: Sequence[int], start: int, stop: int) -> list[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -19,9 +18,6 @@ from specnb.decoding.borrow import borrow
 M = TypeVar("M", bound=PreTrainedModel)
 
 NAME = "specnb_grouped_sdpa"
-_TREES: WeakKeyDictionary[PreTrainedModel, tuple[list[Any], PreTrainedModel]] = (
-    WeakKeyDictionary()
-)  # with what they stand for
 
 
 def grouped_sdpa(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
@@ -44,23 +40,19 @@ AttentionInterface.register(NAME, grouped_sdpa)
 
 def grouped(model: M) -> M:
     """The model with such attentions where it can have them: sdpa on a CPU; else the model itself. It is not changed."""
-    if model.device.type != "cpu" or any("_hf_hook" in module.__dict__ for module in model.modules()):
-        return model  # accelerate's hooks hang on the modules that would be replaced
-    found = {name: module for name, module in model.named_modules() if _shares_heads(module)}
-    if not found:
-        return model
-    parts = [part for module in found.values() for part in (module, module.config)]
-    known = _TREES.get(model)
-    if known is None or len(known[0]) != len(parts) or any(a is not b for a, b in zip(known[0], parts, strict=True)):
-        configs: dict[int, Any] = {}
-        replaced = {}
-        for name, module in found.items():
-            config = configs.setdefault(id(module.config), copy.copy(module.config))
-            config.__dict__["_attn_implementation_internal"] = NAME
-            replaced[name] = borrow(module, {})
-            replaced[name].__dict__["config"] = config
-        known = _TREES[model] = parts, borrow(model, replaced)
-    return known[1]  # type: ignore[no-any-return]
+    modules = dict(model.named_modules())
+    found = {name: module for name, module in modules.items() if _shares_heads(module)}
+    if not found or model.device.type != "cpu" or any("forward" in module.__dict__ for module in modules.values()):
+        return model  # a forward on an instance: accelerate's, or somebody's, for the module as it stands there
+    configs: dict[int, Any] = {}
+    replaced = {}
+    for name, module in found.items():
+        if id(module.config) not in configs:
+            configs[id(module.config)] = copy.copy(module.config)
+            configs[id(module.config)].__dict__["_attn_implementation_internal"] = NAME
+        replaced[name] = borrow(module, {})
+        replaced[name].__dict__["config"] = configs[id(module.config)]
+    return borrow(model, replaced)
 
 
 def _shares_heads(module: nn.Module) -> bool:

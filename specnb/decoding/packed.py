@@ -18,15 +18,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specnb.decoding.borrow import Stand, borrow
+from specnb.decoding.borrow import Stand, borrow, forward_replaced
 
+_Stamp = tuple[tuple[str, int, int, int], ...]
 M = TypeVar("M", bound=PreTrainedModel)
 
 ROWS = (1, 2, 4, 8, 16, 64)  # numbers of rows at which packed and plain are compared
 _BLOCK = 16  # a layer for which packed pays only beyond that, for prompts, stays as it is
 _COPIES = 160
 _LOCK = threading.Lock()
-_PACKED: WeakKeyDictionary[PreTrainedModel, tuple[tuple[tuple[int, int], ...], PreTrainedModel]] = WeakKeyDictionary()
+_PACKED: WeakKeyDictionary[PreTrainedModel, tuple[_Stamp, dict[str, PackedLinear]]] = WeakKeyDictionary()
 _SHARED: WeakValueDictionary[tuple[int, ...], PackedWeight] = WeakValueDictionary()
 _FROM: dict[tuple[int, ...], int | None] = {}  # by shape, copies measured and threads: rows from which packed is faster
 _CACHE = 64 * 2**20  # bytes, more than a processor's cache: in a model of that size each weight comes from memory
@@ -75,7 +76,7 @@ def pack(model: M) -> M:
     help: float32 on a CPU with oneDNN; elsewhere nothing happens. Weights that change later are packed again.
 
     Returns:
-        The module tree with the packed weights, or the model itself where nothing was packed.
+        A module tree with the packed weights, or the model itself where nothing was packed.
     """
     with _LOCK:
         layers = _linear_layers(model)
@@ -88,8 +89,10 @@ def pack(model: M) -> M:
             size = min(_CACHE, sum(layer.weight.nbytes for layer in layers.values()))
             starts = {name: _pays_from(layer, size) for name, layer in layers.items()}
             packed = {name: PackedLinear(layers[name], rows) for name, rows in starts.items() if rows is not None}
-            _PACKED[model] = stamp, borrow(model, packed)
-        return _PACKED[model][1]  # type: ignore[no-any-return]
+            known = _PACKED[model] = stamp, packed
+        if not known[1] or any(forward_replaced(module) for module in model.modules()):
+            return model
+        return borrow(model, known[1])
 
 
 def unpack(model: PreTrainedModel) -> None:
@@ -99,7 +102,7 @@ def unpack(model: PreTrainedModel) -> None:
 
 
 def view(model: M) -> M:
-    """The module tree with packed weights if `pack` made some, else the model itself."""
+    """A module tree with packed weights if `pack` made some, else the model itself."""
     return pack(model) if model in _PACKED else model
 
 
@@ -131,9 +134,9 @@ def _linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
     }
 
 
-def _stamp(layers: dict[str, nn.Linear]) -> tuple[tuple[int, int], ...]:
-    """Changes when a weight is replaced or written to."""
-    return tuple((layer.weight.data_ptr(), layer.weight._version) for layer in layers.values())
+def _stamp(layers: dict[str, nn.Linear]) -> _Stamp:
+    """Changes when a layer or a weight is replaced, or a weight written to."""
+    return tuple((name, id(layer), layer.weight.data_ptr(), layer.weight._version) for name, layer in layers.items())
 
 
 def _pays_from(layer: nn.Linear, size: int) -> int | None:

@@ -66,7 +66,7 @@ class EarlyExitTarget(CachedLM):
                 f"assistant_early_exit={exit} is not valid: {type(model).__name__} has {depth} layers, so give 1 to {depth - 1}."
             )
         super().__init__(model, rows, **options)
-        model = self.model
+        given, model = model, self.model
         path = layers_path(model)
         layers = model.get_submodule(path)
         self._inject = Inject(layers[exit - 1])
@@ -76,9 +76,9 @@ class EarlyExitTarget(CachedLM):
         self._whole = model
         size = {key: options[key] for key in ("capacity", "prefill_chunk_size") if key in options}
         self.lower = LowerLayers(model, exit, rows, self.store, **size)
-        if exit not in _CHECKED.setdefault(model, set()):
+        if exit not in _CHECKED.setdefault(given, set()):
             check_halves(model, self.lower.model, self.lower.last, self._upper, self._inject)
-            _CHECKED[model].add(exit)
+            _CHECKED[given].add(exit)
 
     def logits(self, rows: Sequence[Row], extra: Sequence[Sequence[int]], keep: Sequence[int]) -> list[Tensor]:
         if any(extra):

@@ -1,0 +1,138 @@
+"""A model that was edited between calls, or whose forward was replaced: the text is always that of the model as it is now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tiny
+import torch
+import transformers
+from checks import STEADY, no_forward, plain, spec
+from torch import nn
+from transformers import PreTrainedModel
+
+import specnb
+
+X = tiny.ids(0, 9)
+METHODS: dict[str, dict[str, Any]] = {
+    "plain": {}, "prompt lookup": {"prompt_lookup_num_tokens": 4}, "early exit": {"assistant_early_exit": 2, **STEADY},
+}  # fmt: skip
+
+
+class Lora(nn.Module):
+    """An adapter around a linear layer."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.scale = layer, 1.7
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) * self.scale
+
+
+def adapters(model: PreTrainedModel) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.q_proj = Lora(layer.self_attn.q_proj)
+
+
+def another_mlp(model: PreTrainedModel) -> None:
+    model.model.layers[1].mlp = tiny.llama(seed=5).model.layers[0].mlp
+
+
+def another_norm(model: PreTrainedModel) -> None:
+    norm = tiny.llama(seed=5).model.norm
+    nn.init.uniform_(norm.weight, -2, 2)
+    model.model.norm = norm
+
+
+def another_head(model: PreTrainedModel) -> None:
+    model.lm_head = nn.Linear(32, 64, bias=False)
+    nn.init.normal_(model.lm_head.weight, generator=torch.Generator().manual_seed(3))
+
+
+def other_embeddings(model: PreTrainedModel) -> None:
+    model.set_input_embeddings(tiny.llama(seed=5).get_input_embeddings())
+
+
+def another_scaling(model: PreTrainedModel) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.scaling = 3.0
+
+
+EDITS = [adapters, another_mlp, another_norm, another_head, other_embeddings, another_scaling]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("edit", EDITS)
+def test_the_model_is_taken_as_it_is_now(
+    edit: Callable[[PreTrainedModel], None], method: str, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specnb.decoding import packed as weights
+
+    monkeypatch.setattr(weights, "_pays_from", lambda layer, size: 1)
+    model = tiny.llama(vocab=64)
+    if packed:
+        specnb.pack(model)
+    before = plain(model, X, max_new_tokens=20)
+    assert list(spec(model, X, max_new_tokens=20, **METHODS[method]).ids) == before
+    edit(model)
+    after = plain(model, X, max_new_tokens=20)
+    assert after != before
+    assert list(spec(model, X, max_new_tokens=20, **METHODS[method]).ids) == after
+    if edit is adapters:  # and taken off again
+        for layer in model.model.layers:
+            layer.self_attn.q_proj = layer.self_attn.q_proj.base
+        assert list(spec(model, X, max_new_tokens=20, **METHODS[method]).ids) == before
+
+
+def negated(module: Any) -> None:
+    """Replace the forward on the instance."""
+    forward = module.forward
+
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        out = forward(*args, **kwargs)
+        if isinstance(out, torch.Tensor):
+            return -out
+        name = "logits" if "logits" in out else "last_hidden_state"
+        out[name] = -out[name]
+        return out
+
+    module.forward = replaced
+
+
+@pytest.mark.parametrize("path", ["", "model", "model.layers.2", "model.layers.2.mlp", "lm_head"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_replaced_forward_is_kept_or_the_method_refused(path: str, packed: bool) -> None:
+    model = tiny.llama()
+    if packed:
+        specnb.pack(model)
+    before = plain(model, X, max_new_tokens=16)
+    negated(model.get_submodule(path))
+    after = plain(model, X, max_new_tokens=16)
+    assert after != before
+    for method in ("plain", "prompt lookup"):
+        assert list(spec(model, X, max_new_tokens=16, **METHODS[method]).ids) == after
+    if path in ("", "model"):
+        with no_forward(model), pytest.raises(ValueError, match="forward of a Llama.* was replaced"):
+            spec(model, X, max_new_tokens=16, **METHODS["early exit"])
+    else:
+        assert list(spec(model, X, max_new_tokens=16, **METHODS["early exit"]).ids) == after
+
+
+class Wrapped(transformers.LlamaForCausalLM):  # type: ignore[misc]
+    """A subclass whose forward does not name its arguments."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+def test_a_subclass_with_a_forward_of_unnamed_arguments() -> None:
+    like = tiny.llama()
+    model = Wrapped(like.config).eval()
+    model.load_state_dict(like.state_dict())
+    model.generation_config = like.generation_config
+    for method in METHODS.values():
+        assert list(spec(model, X, max_new_tokens=16, **method).ids) == plain(like, X, max_new_tokens=16)
