@@ -6,16 +6,16 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel, StopStringCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from specnb import drafters, refusals
 from specnb.engine import Decoder
+from specnb.inputs import check_prompt, encode, unwrapped
 from specnb.models import Pair
 from specnb.options import ASKED_BY, BY_NAME, METHODS, Method, unknown
-from specnb.resolve import OF_ASSISTANTS, OF_SPECNB, method_name, resolve
+from specnb.resolve import OF_ASSISTANTS, OF_SPECNB, asks, method_name, resolve
 from specnb.trace import GenerationResult, Step
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def generate(
             lengths are rows, each decoded as if alone.
         method: a method's name or a `Method`. Left out: `draft_model` where there is an assistant, `prompt_lookup` with
             `prompt_lookup_num_tokens`, else plain decoding.
-        assistant_model: the draft model.
+        assistant_model: the draft model; a `Pair` stands for its target and tokenizer.
         tokenizer, assistant_tokenizer: the models' tokenizers; needed for texts, stop strings and `result.text`.
         streamer: a transformers streamer; gets the prompt, then each step's tokens at once.
         on_step: called with every `Step` as soon as it is committed.
@@ -69,12 +69,14 @@ def generate(
             cache cannot be rolled back; all before the first token.
         KeyboardInterrupt: as raised, with the result so far as `.partial_result` (any other exception likewise).
     """
+    assistant_model, assistant_tokenizer = unwrapped("assistant_model", assistant_model, assistant_tokenizer)
     if isinstance(model, Pair):
         pair, model = model, model.target
         tokenizer = tokenizer if tokenizer is not None else pair.tokenizer
-        other = method is None and any(options.get(option) for option in ASKED_BY)
+        other = method is None and any(asks(options.get(option)) for option in ASKED_BY)
         if assistant_model is None and not other and method_name(method) in (None, *OF_ASSISTANTS):
             assistant_model, assistant_tokenizer = pair.assistant, pair.assistant_tokenizer
+    model, _ = unwrapped("model", model)
     checked = {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
     config = checked.get("generation_config") or model.generation_config
     assistant = drafters.method_for(model, assistant_model, tokenizer, assistant_tokenizer)
@@ -82,6 +84,7 @@ def generate(
     refusals.check_options(checked)
     passed = {name: value for name, value in checked.items() if name not in OF_SPECNB}
     passed = encode(model, inputs, passed, tokenizer)
+    check_prompt(model, passed)
     refusals.check_model(model, passed)
     stop_strings = passed.pop("stop_strings", None)
     engine = Decoder(chosen, None, assistant_model, assistant_tokenizer, tokenizer, streamer, on_step, cancel, BY_NAME["seed"].check(seed),
@@ -115,6 +118,7 @@ def decoder(
     given in either place; the call's decide. Where neither has one, transformers' own default applies, as it would there.
     `.result` of the decoder is the last call's `GenerationResult`. Arguments as in `specnb.generate`.
     """
+    assistant_model, assistant_tokenizer = unwrapped("assistant_model", assistant_model, assistant_tokenizer)
     if method is not None and not isinstance(method, Method) and method not in METHODS:
         raise ValueError(unknown("method", method, METHODS))
     for name in options:
@@ -127,35 +131,13 @@ def decoder(
                    BY_NAME["seed"].check(seed), stopping(stop_strings, tokenizer), probabilities)  # fmt: skip
 
 
-def encode(model: PreTrainedModel, inputs: Any, passed: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
-    """Arguments for `generate()` with texts turned into a left-padded batch."""
-    if inputs is None:
-        return passed
-    if "input_ids" in passed:
-        raise ValueError("the prompt was given twice: as `inputs` and as `input_ids`.")
-    if isinstance(inputs, Tensor):
-        return passed | {"inputs": inputs}
-    texts = [inputs] if isinstance(inputs, str) else list(inputs) if isinstance(inputs, (list, tuple)) else []
-    if not texts or not all(isinstance(t, str) for t in texts):
-        raise TypeError(f"inputs must be token ids, a text or a list of texts, not {type(inputs).__name__}.")
-    if tokenizer is None:
-        raise ValueError("a text needs tokenizer= (or a Pair from specnb.load); else give token ids.")
-    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
-    rows = [tokenizer(t)["input_ids"] for t in texts]
-    if not all(rows):
-        raise ValueError("an empty text has no tokens to continue; give some text.")
-    width = max(map(len, rows))
-    pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
-    ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    return passed | {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
-
-
 def stopping(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[StopStringCriteria]:
     """The stop-string criterion, which transformers cannot build for a callable."""
-    if not stop_strings:
+    if stop_strings is None or stop_strings == []:
         return []
     if tokenizer is None:
         raise ValueError("stop_strings need tokenizer=, to know where the text of a token ends.")
     strings = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
+    if not all(strings):
+        raise ValueError("stop_strings holds an empty text, which every text ends with; leave it out.")
     return [StopStringCriteria(getattr(tokenizer, "tokenizer", tokenizer), strings)]

@@ -107,6 +107,11 @@ class Decoder:
         run = drafters.Run(model, rows, chosen.options, sample, stops.eos, size, {"first_inputs": inputs, "past": past},
                            self.assistant_model, self.tokenizer, self.assistant_tokenizer, self.probabilities)  # fmt: skip
         target, drafter = drafters.assemble(chosen.name, run)
+        longest = max(map(len, prompts))
+        if target.hard_limit and target.limit is not None and longest > target.limit:
+            raise ValueError(
+                f"the prompt has {longest} tokens, but {type(model).__name__} has positions for {target.limit}: shorten the prompt."
+            )
         steps = decode(
             target, drafter, rows, stops=stops,
             rule=RULES[chosen.options.get("verification", "token") if sample else "greedy"],

@@ -90,7 +90,8 @@ OPTIONS: tuple[Option, ...] = (
            "a draft ends after a token the drafter itself gave less than this probability (0: never)",
            low=0, high=1, slider=(0, 1), methods=_MODEL_DRAFTERS),
     Option("assistant_ensemble_weight", float, None,
-           "static ensemble, LOSSY: drafted positions follow w * target + (1 - w) * draft",
+           "static ensemble, LOSSY: drafted positions follow w * target + (1 - w) * draft; a fully accepted draft's bonus, and with drafters that "
+           "read the target's states the first token, are the target's own",
            low=0, low_open=True, high=1, high_open=True, slider=(0.05, 0.95), methods=_MODEL_DRAFTERS),
     Option("assistant_early_exit", int, None, "number of the target's first layers that draft (1 to its layers - 1)", slider=(1, 48),
            methods=("early_exit",)),
@@ -115,7 +116,7 @@ OPTIONS: tuple[Option, ...] = (
            low=0, low_open=True, slider=(0.8, 2), group="sampling"),
     Option("no_repeat_ngram_size", int, None, "no n-gram of this size occurs twice (0: off)",
            low=0, slider=(0, 8), group="sampling"),
-    Option("seed", int, None, "seed of this call's random numbers; None draws one and reports it", low=0, group="sampling"),
+    Option("seed", int, None, "seed of this call's random numbers; None draws one and reports it", low=0, high=2**63 - 1, group="sampling"),
 )
 # fmt: on
 BY_NAME: dict[str, Option] = {option.name: option for option in OPTIONS}
@@ -172,7 +173,7 @@ def default(option: str, method: str) -> Any:
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """The message for a name that does not exist: what was given, the nearest one, all that are allowed."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, 1)
+    near = [one for one in known if name and one.startswith(name)] or difflib.get_close_matches(name, known, 1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"unknown {kind} {name!r}.{hint} Allowed: {', '.join(known)}."
 

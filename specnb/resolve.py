@@ -36,7 +36,7 @@ def resolve(
     Raises:
         ValueError: the call asks for two methods, lacks what its method needs, or has an option that it does not use.
     """
-    asked = {option: name for option, name in ASKED_BY.items() if _asks(given.get(option))}
+    asked = {option: name for option, name in ASKED_BY.items() if asks(given.get(option))}
     wanted = [*asked.values(), *([assistant] if assistant else [])]
     name = method_name(method) or next(iter(wanted), None) or _configured(config)
     if name not in METHODS:
@@ -57,7 +57,7 @@ def resolve(
         )
     if name in OF_ASSISTANTS and not assistant:
         raise ValueError(f"method {name!r} needs assistant_model=: {METHODS[name].help}.")
-    options = {key: value for key, value in given.items() if key in DRAFTING}
+    options = {key: value for key, value in given.items() if key in DRAFTING and value is not None}
     if isinstance(method, Method):
         if options or asked:
             raise ValueError(
@@ -81,10 +81,10 @@ def resolve(
 
 def _configured(config: GenerationConfig) -> str:
     """The method that a generation config asks for."""
-    return next((name for option, name in ASKED_BY.items() if _asks(getattr(config, option, None))), "plain")
+    return next((name for option, name in ASKED_BY.items() if asks(getattr(config, option, None))), "plain")
 
 
-def _asks(value: Any) -> bool:
+def asks(value: Any) -> bool:
     """Whether an option that asks for a method was set; 0 was, and is for the method to refuse."""
     return value is not None and value is not False
 

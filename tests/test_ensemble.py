@@ -97,19 +97,19 @@ def test_distances_are_total_variations() -> None:
 # ---------------------------------------------------------------- end to end
 @cache
 def mixed_law(setting: str, w: float) -> Tensor:
-    """Joint law `[vocab ** 3]`: the first token is the target's (its pass has the prompt), the next two are drafted."""
+    """Joint law `[vocab ** 3]` of three tokens that are all drafted, the first of them before the target saw the prompt."""
     processors, joint, texts = warpers(SETTINGS[setting]), torch.ones(1, dtype=torch.float64), PROMPT
-    for i in range(3):
+    for _ in range(3):
         with torch.no_grad():
             both = [model(input_ids=texts, use_cache=False).logits[:, -1].float() for model in (T, D)]
         p, q = (processors(texts, logits).double().softmax(-1) for logits in both)
-        joint = (joint[:, None] * (p if i == 0 else w * p + (1 - w) * q)).flatten()
+        joint = (joint[:, None] * (w * p + (1 - w) * q)).flatten()
         texts = torch.cat([texts.repeat_interleave(VOCAB, 0), torch.arange(VOCAB).repeat(len(texts))[:, None]], 1)
     return joint
 
 
 def sampled(setting: str, w: float, runs: int = 1536, k: int = 4, **options: Any) -> list[tuple[int, ...]]:
-    """Texts of three tokens out of four: the fourth is there so that two are drafted after the first."""
+    """Texts of three tokens out of four: the fourth is there so that three are drafted."""
     texts: list[tuple[int, ...]] = []
     while len(texts) < runs:
         prompts = PROMPT.repeat(512, 1)

@@ -366,7 +366,7 @@ def test_bound_and_through_generate() -> None:
 def test_the_unified_classes_work_alike() -> None:
     if not hasattr(transformers, "Gemma4UnifiedAssistantForCausalLM"):
         pytest.skip("this version of transformers has no unified Gemma 4")
-    from specnb.drafters.gemma4_assistant import is_gemma4_assistant
+    from specnb.models.gemma4 import is_gemma4_assistant
 
     config = transformers.Gemma4UnifiedAssistantConfig(
         text_config=drafter().config.get_text_config().to_dict() | {"model_type": "gemma4_unified_text"},

@@ -23,7 +23,7 @@ _WARM_UP = 8  # tokens generated first, so that no run pays for what happens onl
 def compare(
     pair_or_model: Any,
     prompts: str | Iterable[Any],
-    runs: Iterable[Method | str | Mapping[str, Any]],
+    runs: str | Method | Mapping[str, Any] | Iterable[Method | str | Mapping[str, Any]],
     *,
     repeats: int = 3,
     warmup: int = 1,
@@ -58,13 +58,16 @@ def compare(
         KeyboardInterrupt: as raised, with the comparison of the complete rounds as `.partial_result` (None if there is none).
     """
     import specnb
-    from specnb.api import encode
+    from specnb.inputs import encode, unwrapped
 
+    unwrapped("pair_or_model", pair_or_model)
     tokenizer = options.get("tokenizer") or getattr(pair_or_model, "tokenizer", None)
     target = getattr(pair_or_model, "target", pair_or_model)
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
-    if not texts or repeats < 1:
-        raise ValueError("compare() needs at least one prompt and one repeat.")
+    if not texts or not isinstance(repeats, int) or repeats < 1 or warmup < 0:
+        raise ValueError(
+            f"compare() needs at least one prompt, repeats >= 1 and warmup >= 0, not {len(texts)}, {repeats!r} and {warmup!r}."
+        )
     device = getattr(target, "device", None)
 
     def encoded(one: Any) -> dict[str, Any]:
@@ -77,6 +80,14 @@ def compare(
 
     inputs = [encoded(one) for one in texts]
     arms = labelled(runs)
+    unmet = (
+        []
+        if isinstance(transformers, bool)
+        else [label for label in [transformers] if isinstance(transformers, str)]
+        or sorted(set(transformers) - set(arms))
+    )
+    if unmet:
+        raise ValueError(f"transformers={transformers!r} must be True, False, or labels of runs: {', '.join(arms)}.")
     common = {**options, "cancel": cancel}
     theirs = Reference(pair_or_model, options) if transformers else None
 
@@ -124,15 +135,19 @@ def compare(
     return comparison()
 
 
-def labelled(runs: Iterable[Method | str | Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def labelled(
+    runs: str | Method | Mapping[str, Any] | Iterable[Method | str | Mapping[str, Any]],
+) -> dict[str, dict[str, Any]]:
     """The runs as arguments of `generate` under short labels that tell them apart, plain decoding first."""
     arms: list[dict[str, Any]] = []
-    for run in runs:
+    for run in [runs] if isinstance(runs, (str, Method, Mapping)) else runs:
         if isinstance(run, Method):
             arms.append({"method": run.name, **run.given})
-        else:
+        elif isinstance(run, (str, Mapping)):
             arms.append({"method": run} if isinstance(run, str) else dict(run))
-    arms = [arm for arm in arms if arm.get("method") != "plain"]
+        else:
+            raise ValueError(f"a run is a method's name, a Method or a dict of generate()'s arguments, not {run!r}.")
+    arms = [arm for arm in arms if arm != {"method": "plain"}]
     shared = {"method"}  # and what all have alike, which tells nothing
     if len(arms) > 1:
         shared |= {name for name, value in arms[0].items() if all(name in a and a[name] == value for a in arms)}

@@ -23,7 +23,11 @@ def split(input_ids: Tensor, attention_mask: Tensor | None) -> tuple[list[list[i
         start = keep.index(True) if n else 0
         if not n or not all(keep[start : start + n]):
             what = "masks everything" if not n else "has holes"
-            raise ValueError(f"attention_mask row {r} {what}; only padding before or after the tokens can be masked.")
+            raise ValueError(
+                f"attention_mask row {r} {what}; only padding before or after the tokens can be masked. (Where no mask "
+                "was given, transformers makes one that leaves out the pad id: give attention_mask=torch.ones_like(input_ids) if the prompt "
+                "is meant to hold it.)"
+            )
         rows.append(row[start : start + n])
         pads.append(start)
     return rows, pads

@@ -88,10 +88,12 @@ class Schedule(Protocol):
 class Drafter(Protocol):
     """Proposes tokens. Never changes a model or its configs.
 
-    `drafts_first` says whether it can draft before the target has seen the prompt at no cost to the first token.
+    `drafts_first` says whether it drafts before the target has seen the prompt at no cost to the first token, `reads_target`
+    whether it cannot, since it starts from states of the target's.
     """
 
     drafts_first: bool
+    reads_target: bool
 
     def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
         """As many tokens for each row as its schedule wants, at most `room[i]`; fewer where there is nothing to propose."""

@@ -22,7 +22,10 @@ def decode(target: CachedLM, drafter: Drafter | None, rows: Sequence[Row], *, ru
     With `ensemble_weight` drafted positions follow the mixed law. With `margins` steps record the gap between the two best
     logits of each token, with `probabilities` what drafter and target gave each drafted token.
     """
-    first = True
+    first, mixed = (
+        True,
+        ensemble_weight is not None,
+    )  # the first token waits for no draft model, unless it is to follow the mix
     while True:
         began = time.perf_counter()
         stops.before_step(
@@ -32,7 +35,7 @@ def decode(target: CachedLM, drafter: Drafter | None, rows: Sequence[Row], *, ru
         if not active:
             return
         drafts = [NOTHING] * len(active)
-        if drafter is not None and (drafter.drafts_first or not first):  # the first token waits for no draft model
+        if drafter is not None and (drafter.drafts_first or not first or (mixed and not drafter.reads_target)):
             drafts = drafter.propose(active, [room(row, target) for row in active])
         drafted = time.perf_counter()
         logits = target.logits(active, [d.tokens for d in drafts], [len(d.tokens) + 1 for d in drafts])

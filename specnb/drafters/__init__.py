@@ -10,11 +10,12 @@ from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Drafter, Row
 from specnb.drafters.draft_model import DraftModel
 from specnb.drafters.early_exit import EarlyExitTarget
-from specnb.drafters.gemma4_assistant import Gemma4Assistant, check_assistant, is_gemma4_assistant
+from specnb.drafters.gemma4_assistant import Gemma4Assistant
 from specnb.drafters.growing import Drawing
 from specnb.drafters.mtp_layers import MtpLayers
 from specnb.drafters.prompt_lookup import PromptLookup
 from specnb.drafters.universal import Universal, readings_of
+from specnb.models.gemma4 import is_gemma4_assistant
 from specnb.models.mtp import load_mtp, num_mtp_layers
 from specnb.models.pair import check_pair, text_tokenizer
 from specnb.options import Method
@@ -125,7 +126,6 @@ def method_for(
     if assistant_model is None:
         return None
     if is_gemma4_assistant(assistant_model):
-        check_assistant(model, assistant_model)
         return "gemma4_assistant"
     return "universal" if fit.tokenizers == "different" else "draft_model"
 

@@ -16,6 +16,7 @@ class DraftModel:
     """Drafts autoregressively with `lm`, a cache that follows the same rows."""
 
     drafts_first = False
+    reads_target = False
 
     def __init__(self, lm: CachedLM, drawing: Drawing) -> None:
         self.lm, self.drawing = lm, drawing

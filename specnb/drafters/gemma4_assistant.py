@@ -22,6 +22,7 @@ class Gemma4Assistant:
     """Drafts from the target's state after each pass; `target` must keep its hidden states."""
 
     drafts_first = False
+    reads_target = True
 
     def __init__(self, assistant: PreTrainedModel, target: CachedLM, drawing: Drawing) -> None:
         self.assistant, self.target, self.drawing = fastest(assistant), target, drawing
@@ -85,51 +86,3 @@ class Gemma4Assistant:
             see = ((slots < ends) & (slots >= ends - reach))[:, None, None]
             mask = see if self._added is None else torch.where(see, 0.0, torch.finfo(self._added).min).to(self._added)
         return store.keys[:, :, first:end].to(self.device), store.values[:, :, first:end].to(self.device), mask
-
-
-def is_gemma4_assistant(model: Any) -> bool:
-    """Whether `model` is a drafter of this kind."""
-    return type(model).__name__ in ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
-
-
-def check_assistant(target: PreTrainedModel, assistant: PreTrainedModel) -> None:
-    """Raise ValueError, naming both, for a drafter that was made for another target."""
-    config, own = target.config.get_text_config(decoder=True), assistant.config.get_text_config(decoder=True)
-    names = f"{type(assistant).__name__} cannot draft for {type(target).__name__}"
-    if not str(config.model_type).startswith("gemma4"):
-        raise ValueError(f"{names}: it attends to the keys and values of a Gemma 4 target.")
-    if assistant.config.backbone_hidden_size != config.hidden_size:
-        raise ValueError(
-            f"{names}: it was made for a hidden size of {assistant.config.backbone_hidden_size}, the target has "
-            f"{config.hidden_size}. Use the assistant of the same name as the target."
-        )
-    if own.vocab_size != config.vocab_size:
-        raise ValueError(f"{names}: its vocabulary has {own.vocab_size} tokens, the target's {config.vocab_size}.")
-    theirs, mine = _attentions(target), _attentions(assistant)
-    missing = mine.keys() - theirs.keys()
-    if missing:
-        raise ValueError(
-            f"{names}: it needs keys and values of {', '.join(sorted(missing))} layers, which the target does not share."
-        )
-    for kind, attention in mine.items():
-        shape, wanted = _heads(theirs[kind]), _heads(attention)
-        if shape != wanted:
-            raise ValueError(
-                f"{names}: its {kind} layers read {wanted[0]} key/value heads of size {wanted[1]}, the target has {shape[0]} of size "
-                f"{shape[1]}."
-            )
-
-
-def _attentions(model: PreTrainedModel) -> dict[str, Any]:
-    """The attention module per kind of layer whose keys and values are shared: the last of the kind that has its own, if any."""
-    found: dict[str, Any] = {}
-    for layer in model.get_decoder().layers:
-        attention = layer.self_attn
-        if hasattr(attention, "k_proj") or attention.layer_type not in found:
-            found[attention.layer_type] = attention
-    return found
-
-
-def _heads(attention: Any) -> tuple[int, int]:
-    """Number and size of the key/value heads that an attention module works with."""
-    return attention.q_proj.out_features // attention.head_dim // attention.num_key_value_groups, attention.head_dim

@@ -27,6 +27,7 @@ class MtpLayers:
     """
 
     drafts_first = False
+    reads_target = True
 
     def __init__(
         self, mtp: Any, target: CachedLM, rows: Sequence[Row], size: Mapping[str, Any], drawing: Drawing

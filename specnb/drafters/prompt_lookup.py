@@ -42,6 +42,7 @@ class PromptLookup:
     """
 
     drafts_first = True
+    reads_target = False
 
     def __init__(self, max_matching_ngram_size: int, eos: Collection[int] = ()) -> None:
         self.size, self.eos = max_matching_ngram_size, eos

@@ -41,6 +41,7 @@ class Universal:
     """
 
     drafts_first = False
+    reads_target = False
 
     def __init__(
         self, lm: CachedLM, readings: Sequence[_Reading], tokenizers: tuple[Any, Any], drawing: Drawing, shared: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import urllib.parse
@@ -19,6 +20,10 @@ from specnb.models.report import report
 from specnb.models.truncate import truncate
 
 SOURCES = ("hub", "package", "local")
+ASSISTANT = "assistant"
+"""The subfolder in which `save_pair` puts the draft model."""
+_DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
 
 def load(
@@ -47,15 +52,22 @@ def load(
     verifying several tokens much cheaper and takes as much memory again; None does so where that is at most a quarter of
     the free memory. The card says so, and `specnb.unpack(pair.target)` undoes it.
 
-    GGUF files, alone or in a package, are converted on first use and kept in the cache folder ($SPECNB_CACHE, else
+    A folder that `save_pair` wrote brings its draft model, and MTP layers of a checkpoint are read at once: later calls need neither
+    disk nor network. GGUF files, alone or in a package, are converted on first use and kept in the cache folder ($SPECNB_CACHE, else
     specnb in $XDG_CACHE_HOME or ~/.cache). Raises LoadError, an OSError, if something cannot be loaded, and ValueError
     for a pair that cannot work.
     """
     if source is not None and source not in SOURCES:
         raise ValueError(f"unknown source {source!r}. Allowed: {', '.join(SOURCES)}, or None to decide.")
+    if pack not in (None, True, False):
+        raise ValueError(f"pack={pack!r} is not valid: pack must be True, False or None (where the memory allows it).")
+    dtype = _dtype(dtype)
     origin = _locate(os.fspath(name_or_path), source)
+    if assistant is None and origin.local and (Path(origin.place) / ASSISTANT / "config.json").exists():
+        assistant = Path(origin.place) / ASSISTANT  # as save_pair left it
     with LOADING:
         target, tokenizer = _load(origin, dtype, device_map)
+        _keep_mtp(target)
     pair = Pair(target, tokenizer, name=origin.name, card=origin.card)
     if isinstance(assistant, int):
         pair.assistant, pair.assistant_tokenizer = truncate(target, assistant), tokenizer
@@ -73,6 +85,25 @@ def load(
     if packed.view(target) is not target:
         pair.card += f"\nWeights packed for this processor: {packed.packed_bytes(target) / 1e6:,.0f} MB more memory (pack=False: none)."
     return pair
+
+
+def _dtype(dtype: Any) -> Any:
+    """A dtype, or its name without a misprint."""
+    named = _ALIASES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    if isinstance(named, str) and named not in _DTYPES:
+        raise ValueError(f"dtype={dtype!r} is not valid. Allowed: {', '.join(_DTYPES)}, or a torch.dtype.")
+    return named
+
+
+def _keep_mtp(target: Any) -> None:
+    """Read the target's MTP layers now; where tensors are missing, the method says so when it is asked for."""
+    from specnb.models.mtp import load_mtp, missing_tensors, num_mtp_layers
+
+    count = num_mtp_layers(target)
+    first = target.config.get_text_config(decoder=True).num_hidden_layers
+    if count and not missing_tensors(target.config.name_or_path, first, count):
+        with contextlib.suppress(ValueError):
+            load_mtp(target)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 import transformers
 from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from safetensors import safe_open
 from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
@@ -99,7 +100,8 @@ def missing_tensors(checkpoint: str, first: int, count: int) -> list[str]:
     missing = []
     for layer in range(first, first + count) if block else ():
         there = {name.removeprefix(f"{layer}.") for name in names if name.startswith(f"{layer}.")}
-        lacks = sorted((block | _OWN) - there)
+        fused = any(name.endswith("experts.gate_up_proj") for name in there)  # as save_pair writes them
+        lacks = sorted(name for name in (block | _OWN) - there if not (fused and ".experts." in name))
         missing += [f"{head}layers.{layer}.{name}" for name in lacks] if there else [f"{head}layers.{layer}.*"]
     return missing
 
@@ -108,10 +110,12 @@ def _tensor_names(checkpoint: str) -> list[str]:
     """The names of all tensors of a checkpoint, as far as its files are on this machine."""
 
     def local(name: str) -> Path | None:
-        at = Path(checkpoint, name)
-        found = (
-            str(at) if at.exists() else None if Path(checkpoint).exists() else try_to_load_from_cache(checkpoint, name)
-        )
+        if Path(checkpoint).exists():
+            return Path(checkpoint, name) if Path(checkpoint, name).exists() else None
+        try:
+            found = try_to_load_from_cache(checkpoint, name)
+        except HFValidationError:  # not a hub id: a folder that is gone
+            return None
         return Path(found) if isinstance(found, str) else None
 
     if index := local("model.safetensors.index.json"):

@@ -74,6 +74,13 @@ def check_pair(target: Any, tokenizer: Any = None, assistant: Any = None, assist
     prove nothing; where they differ, universal decoding is the method. Without both tokenizers there is nothing to compare and the pair is taken as given. Tokenizers may be
     processors. The models are not run.
     """
+    from specnb.models.gemma4 import check_assistant, is_gemma4_assistant
+
+    if is_gemma4_assistant(target):
+        raise ValueError(
+            f"{type(target).__name__} is a drafter that reads a Gemma 4 model's keys and values; it cannot generate alone. Load the Gemma 4 "
+            "model as the target, with this as its assistant."
+        )
     _refuse_empty(target, "the target")
     if assistant is None:
         return Fit("unknown")
@@ -83,6 +90,8 @@ def check_pair(target: Any, tokenizer: Any = None, assistant: Any = None, assist
             f"the draft model ({type(assistant).__name__}) is an encoder-decoder model, the target "
             f"({type(target).__name__}) is not: give a decoder-only draft model."
         )
+    if is_gemma4_assistant(assistant):
+        check_assistant(target, assistant)
     if assistant.get_output_embeddings() is None:
         raise ValueError(
             f"the draft model ({type(assistant).__name__}) has no language-model head, so it cannot propose tokens: load "

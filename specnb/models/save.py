@@ -7,9 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from specnb.models.load import ASSISTANT
 from specnb.models.pair import Pair
 
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_SINGLE, _INDEX, _MTP = "model.safetensors", "model.safetensors.index.json", "model-mtp.safetensors"
+_MTP = "model-mtp.safetensors"
 
 
 def save_pair(pair: Pair, folder: str | os.PathLike[str]) -> None:
@@ -21,13 +23,23 @@ def save_pair(pair: Pair, folder: str | os.PathLike[str]) -> None:
     """
     from specnb.models.mtp import load_mtp, num_mtp_layers
 
+    if not isinstance(pair, Pair):
+        raise ValueError(
+            f"save_pair() takes a Pair, not a {type(pair).__name__}: specnb.Pair(model, tokenizer) makes one."
+        )
     place = Path(folder)
+    if pair.assistant is None and (place / ASSISTANT).exists():
+        raise ValueError(
+            f"{place} holds the draft model of another pair, and this pair has none: choose another folder, or remove {ASSISTANT}/ there."
+        )
+    for stale in (place / _INDEX, place / _MTP):  # of what was saved here before
+        stale.unlink(missing_ok=True)
     extra = mtp_tensors(pair.target, load_mtp(pair.target)) if num_mtp_layers(pair.target) else {}
     _save(pair.target, pair.tokenizer, place)
     if extra:
         _add(place, extra)
     if pair.assistant is not None:
-        _save(pair.assistant, pair.assistant_tokenizer, place / "assistant")
+        _save(pair.assistant, pair.assistant_tokenizer, place / ASSISTANT)
 
 
 def mtp_tensors(model: Any, mtp: Any) -> dict[str, Any]:
@@ -63,7 +75,7 @@ def _add(place: Path, tensors: dict[str, Any]) -> None:
         content: dict[str, Any] = {"metadata": {"total_size": (place / first).stat().st_size}, "weight_map": weights}
     else:
         content = json.loads(index.read_text(encoding="utf-8"))
-    shard = "model-mtp.safetensors"
+    shard = _MTP
     save_file(tensors, place / shard, metadata={"format": "pt"})
     content["weight_map"].update(dict.fromkeys(tensors, shard))
     content["metadata"]["total_size"] += sum(tensor.nbytes for tensor in tensors.values())

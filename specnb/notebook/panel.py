@@ -19,6 +19,7 @@ from specnb.notebook.panel_pages import Pages
 from specnb.notebook.panel_view import LiveText, RunView, pictures
 from specnb.notebook.panel_worker import Worker
 from specnb.notebook.session import LAST, Session
+from specnb.options import METHODS, unknown
 from specnb.text import prompt_inputs
 from specnb.trace import GenerationResult
 from specnb.views.html import result_view
@@ -62,6 +63,8 @@ class Panel:
         self._saved: DisplayHandle | None = None
         self._worker = Worker(self._busy, self._failed, thread)
         self._aside = Worker(lambda _: None, self._failed, thread)
+        if method is not None and method not in METHODS:
+            raise ValueError(unknown("method", method, METHODS))
         self._form = Form(self.session, self._edited, method)
         self._view = RunView()
         self._compare = CompareForm(self._form)
