@@ -22,6 +22,7 @@ _HOME = {
     "GenerationResult": "specnb.trace",
     "Step": "specnb.trace",
 }
+_MODULES = ("bench",)  # imported when asked for
 __all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
@@ -41,13 +42,15 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"specnb.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'specnb' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__, *_MODULES})
 
 
 def load_ipython_extension(ipython: Any) -> None:

@@ -123,5 +123,6 @@ def test_public_names() -> None:
         assert getattr(specnb, name).__name__ == name
         assert getattr(specnb, name).__doc__
     assert set(specnb.__all__) <= set(dir(specnb))
+    assert specnb.bench.compare.__doc__
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = specnb.nonsense
