@@ -11,7 +11,6 @@ from specnb.models.load import ASSISTANT
 from specnb.models.pair import Pair
 
 _SINGLE, _INDEX, _MTP = "model.safetensors", "model.safetensors.index.json", "model-mtp.safetensors"
-_MTP = "model-mtp.safetensors"
 
 
 def save_pair(pair: Pair, folder: str | os.PathLike[str]) -> None:
@@ -19,7 +18,8 @@ def save_pair(pair: Pair, folder: str | os.PathLike[str]) -> None:
 
     MTP layers that the target's config declares are read (if they were not yet) and saved with it, under the names of the
     released checkpoints (`model.layers.{num_hidden_layers + i}.`); `save_pretrained` alone drops them. Models are left as they
-    are. Raises ValueError if MTP layers are declared but cannot be read.
+    are. Raises ValueError if MTP layers are declared but cannot be read, and for a folder that holds a draft model where the pair has
+    none.
     """
     from specnb.models.mtp import load_mtp, num_mtp_layers
 
@@ -32,9 +32,10 @@ def save_pair(pair: Pair, folder: str | os.PathLike[str]) -> None:
         raise ValueError(
             f"{place} holds the draft model of another pair, and this pair has none: choose another folder, or remove {ASSISTANT}/ there."
         )
-    for stale in (place / _INDEX, place / _MTP):  # of what was saved here before
-        stale.unlink(missing_ok=True)
     extra = mtp_tensors(pair.target, load_mtp(pair.target)) if num_mtp_layers(pair.target) else {}
+    if (place / _MTP).exists():  # of another pair that was saved here
+        for stale in (_MTP, _INDEX):
+            (place / stale).unlink(missing_ok=True)
     _save(pair.target, pair.tokenizer, place)
     if extra:
         _add(place, extra)
