@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specnb.demo import MODEL, REAL, demo
+from specnb.options import unknown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,6 +56,9 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default="small",
         help="some minutes, or about half an hour; default: small",
     )
+    command.add_argument(
+        "--section", action="append", default=[], metavar="NAME", help="only this one; may be given several times"
+    )
     command.add_argument("--threads", type=_positive, metavar="N", help="of torch; default: as torch chooses")
     command.add_argument("--output", type=Path, metavar="STEM", help="write the figures to STEM.json and STEM.md, too")
     command.set_defaults(run=_bench)
@@ -70,9 +74,13 @@ def _bench(given: argparse.Namespace) -> None:
         torch.set_num_threads(given.threads)
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    found = suite.run(given.suite, lambda text: print(f"... {text}", file=sys.stderr, flush=True))
-    threads = f" --threads {given.threads}" if given.threads else ""
-    page = report.markdown(found, f"python -m specnb bench --suite {given.suite}{threads}")
+    for name in given.section:
+        if name not in suite.SECTIONS:
+            raise ValueError(unknown("section", name, suite.SECTIONS))
+    found = suite.run(given.suite, lambda text: print(f"... {text}", file=sys.stderr, flush=True), given.section)
+    more = f" --threads {given.threads}" if given.threads else ""
+    more += "".join(f" --section '{name}'" for name in given.section)
+    page = report.markdown(found, f"python -m specnb bench --suite {given.suite}{more}")
     print(page)
     if given.output:
         given.output.parent.mkdir(parents=True, exist_ok=True)

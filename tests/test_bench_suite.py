@@ -45,7 +45,7 @@ def test_every_section_has_its_figures(stem: Path) -> None:
         "gemma4_assistant",
         "mtp_layers",
     }
-    for pair in found["embedded"]:
+    for pair in [*found["embedded"], *found["methods"]]:
         assert all(
             run["same text"] and not run["transformers"] and run["x transformers' own"] > 0 for run in pair["runs"]
         )
@@ -64,10 +64,20 @@ def test_every_section_has_its_figures(stem: Path) -> None:
 
 def test_the_page_has_every_section_and_the_command(stem: Path) -> None:
     page = stem.with_suffix(".md").read_text()
-    for words in ("bench --suite small --threads 1", "## Prompt lookup on a real model", "## Every method", "## Rows", "## Long contexts",
+    for words in ("bench --suite small --threads 1", "## Prompt lookup on a real model", "## Every method", "## Draft model and early exit", "## Rows", "## Long contexts",
                   "## First token", "## Own share", "tiny-gemma4 + tiny-gemma4-assistant"):  # fmt: skip
         assert words in page
     assert " NO " not in page
+
+
+def test_one_section_or_a_wrong_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "MODEL", "tiny-llama")
+    monkeypatch.setitem(suite.SIZES, "small", suite.Size(1, (2,), 1, 6, (1,), (64,)))
+    assert cli.main(["bench", "--section", "first token"]) == 0
+    out = capsys.readouterr().out
+    assert "--section 'first token'" in out and "## First token" in out and "## Rows" not in out
+    assert cli.main(["bench", "--section", "row"]) == 1
+    assert "Did you mean 'rows'?" in capsys.readouterr().err
 
 
 def test_the_clocks_leave_nothing_behind() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -15,13 +15,10 @@ def markdown(found: Mapping[str, Any], command: str) -> str:
         f"`{command}`: {on['model']}, {on['dtype']}, {on['machine']}, {on['threads']} thread{'s' * (on['threads'] > 1)}, torch {on['torch']}, "
         f"transformers {on['transformers']}, specnb {on['specnb']}, Python {on['python']}. {found['size']['new']} new tokens, greedy, runs taking "
         f"turns, medians of {found['size']['repeats']} repeats.",
-        *_prompts(found["prompts"]),
-        *_embedded(found["embedded"]),
-        "## Rows of a batch", "The same prompts one by one, and as rows decoded together.", table(found["rows"]),
-        "## Long contexts", "One step; the model's attention kernel apart.", table(found["contexts"]),
-        "## First token", "Seconds to it, over those of transformers' plain decoding.", table([found["first token"]]),
-        "## Own share", "Time outside the models' forwards, transformers' preparations in `generate()` included.", table(found["own share"]),
-    ]  # fmt: skip
+    ]
+    for name, part in _PARTS.items():
+        if name in found:
+            parts += part(found[name])
     return "\n\n".join(parts) + "\n"
 
 
@@ -48,7 +45,19 @@ def _prompts(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _embedded(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = (
+    groups = [(" + ".join(filter(None, (one["target"], one["assistant"]))), one["runs"]) for one in found]
+    note = "Tiny models: most of the time is Python around the kernels."
+    return ["## Every method on the embedded pairs", note, _runs(groups, "pair")]
+
+
+def _methods(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    note = "Its first layers were not trained to draft, so hardly a draft stands: this compares what the methods cost."
+    groups = [(one["kind"], one["runs"]) for one in found]
+    return ["## Draft model and early exit on the real model", note, _runs(groups, "prompt")]
+
+
+def _runs(groups: Iterable[tuple[str, Sequence[Mapping[str, Any]]]], name: str) -> str:
+    shown = (
         "run",
         "tokens per pass",
         "tokens/s",
@@ -58,16 +67,7 @@ def _embedded(found: Sequence[Mapping[str, Any]]) -> list[str]:
         "mean acceptance length",
         "same text",
     )
-    lines = [
-        {"pair": " + ".join(filter(None, (one["target"], one["assistant"]))), **{name: run[name] for name in names}}
-        for one in found
-        for run in one["runs"]
-    ]
-    return [
-        "## Every method on the embedded pairs",
-        "Tiny models: most of the time is Python around the kernels.",
-        table(lines),
-    ]
+    return table([{name: group, **{key: run[key] for key in shown}} for group, runs in groups for run in runs])
 
 
 def table(lines: Iterable[Mapping[str, Any]]) -> str:
@@ -87,3 +87,15 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "NO"
     return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+_PARTS: dict[str, Callable[[Any], list[str]]] = {
+    "prompts": _prompts,
+    "methods": _methods,
+    "embedded": _embedded,
+    "rows": lambda found: ["## Rows of a batch", "The same prompts one by one, and as rows decoded together.", table(found)],
+    "contexts": lambda found: ["## Long contexts", "One step; the model's attention kernel apart.", table(found)],
+    "first token": lambda found: ["## First token", "Seconds to it, over those of transformers' plain decoding.", table([found])],
+    "own share": lambda found: ["## Own share", "Time outside the models' forwards, transformers' preparations in `generate()` included.",
+                                table(found)],
+}  # fmt: skip

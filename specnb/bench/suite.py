@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -56,8 +56,8 @@ SIZES = {
 }
 
 
-def run(size: str, tell: Callable[[str], object] = lambda _: None) -> dict[str, Any]:
-    """All measurements of a size ("small": some minutes, "full": about half an hour)."""
+def run(size: str, tell: Callable[[str], object] = lambda _: None, only: Collection[str] = ()) -> dict[str, Any]:
+    """The measurements of a size ("small": some minutes, "full": about half an hour), or `only` some sections of them."""
     import specnb
 
     how = SIZES[size]
@@ -69,16 +69,8 @@ def run(size: str, tell: Callable[[str], object] = lambda _: None) -> dict[str, 
         "environment": environment(pair),
         "size": asdict(how),
     }
-    sections: list[tuple[str, Callable[[], Any]]] = [
-        ("prompts", lambda: prompts(pair, how, tell)),
-        ("rows", lambda: rows(pair, how, tell)),
-        ("contexts", lambda: contexts(pair, how, tell)),
-        ("first token", lambda: first_token(pair, how, tell)),
-        ("own share", lambda: own_share(pair, how, tell)),
-        ("embedded", lambda: embedded(how, tell)),
-    ]
-    for name, measure in sections:
-        found[name] = measure()
+    for name in SECTIONS if not only else [section for section in SECTIONS if section in only]:
+        found[name] = _MEASURES[name](pair, how, tell)
     return found
 
 
@@ -102,7 +94,28 @@ def prompts(pair: Any, how: Size, tell: Callable[[str], object]) -> list[dict[st
     return found
 
 
-def embedded(how: Size, tell: Callable[[str], object]) -> list[dict[str, Any]]:
+def methods(pair: Any, how: Size, tell: Callable[[str], object]) -> list[dict[str, Any]]:
+    """Draft model and early exit on the real model, against transformers' own. Its first layers were not trained to draft: costs, not gains."""
+    layers = pair.target.config.get_text_config().num_hidden_layers
+    runs = [{"method": "draft_model", "assistant_model": _fifth(pair.target), _K: 3},
+            {"method": "early_exit", "assistant_early_exit": max(1, 2 * layers // 3), _K: 3}]  # fmt: skip
+    found = []
+    for kind in ("edit code", "summarise", "open story"):
+        tell(f"methods, {kind}")
+        one = compare(
+            pair,
+            PROMPTS[kind][1],
+            runs,
+            repeats=how.repeats,
+            max_new_tokens=how.new,
+            do_sample=False,
+            transformers=True,
+        )
+        found.append({"kind": kind, "runs": figures(one)})
+    return found
+
+
+def embedded(_: Any, how: Size, tell: Callable[[str], object]) -> list[dict[str, Any]]:
     """Every method on the embedded pairs, against plain decoding and transformers' own implementation."""
     import specnb
 
@@ -238,3 +251,10 @@ def figures(one: Comparison) -> list[dict[str, Any]]:
          "mean acceptance length": row.mean_acceptance_length, "seconds: draft, verify, rest": row.parts, "same text": row.same_text}
         for row in one.rows
     ]  # fmt: skip
+
+
+_MEASURES: dict[str, Callable[[Any, Size, Callable[[str], object]], Any]] = {
+    "prompts": prompts, "methods": methods, "rows": rows, "contexts": contexts, "first token": first_token, "own share": own_share,
+    "embedded": embedded,
+}  # fmt: skip
+SECTIONS = tuple(_MEASURES)
