@@ -172,12 +172,14 @@ def test_errors_are_one_line_with_a_fold(opened: Lab) -> None:
 
 def test_a_pair_that_cannot_work(opened: Lab) -> None:
     load(opened, "tiny-llama", "tiny-gemma4-assistant")
-    finished(opened, "its draft model cannot be used")
+    opened.panel.locator("text=/Gemma4AssistantForCausalLM cannot draft for LlamaForCausalLM/").first.wait_for()
+    opened.shot("10-unfit-pair")
+    load(opened, "tiny-llama", "")
+    finished(opened, "loaded: tiny-llama")
     opened.panel.locator("summary", has_text="methods cannot run with this pair").click()
     opened.panel.locator("text=/no multi-token-prediction layers/").first.wait_for()
     methods = opened.panel.get_by_label("Method", exact=True).locator("option").all_inner_texts()
     assert [text.replace("\xa0", " ") for text in methods] == ["Plain decoding", "Prompt lookup", "Early exit"]
-    opened.shot("10-unfit-pair")
 
 
 def test_dark_and_narrow(opened: Lab) -> None:
