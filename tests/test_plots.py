@@ -256,7 +256,7 @@ def test_compare_with_transformers_own(pair: specnb.Pair) -> None:
     headers = found.table()[1]
     assert "x transformers' own" in headers and "predicted" in headers
     line = dict(zip(headers, found.table()[0][1], strict=True))
-    assert line["predicted"].endswith("x") and line["draft / verify / rest"].count("/") == 2
+    assert line["predicted"].endswith("x") and line["draft/verify/rest %"].count("/") == 2
     assert min(found.rows[1].parts[:2]) > 0
 
 

@@ -50,7 +50,7 @@ def test_the_methods_that_the_pair_can_run(ip: Any, cell: Any, capsys: pytest.Ca
     assert cell(f"%%specbench --max-new-tokens 12 --repeats 1 -o mine\n{STORY}\n---\nHow do I plant a tree?") == ""
     shown = capsys.readouterr().out
     found: Comparison = ip.user_ns["mine"]
-    assert ip.user_ns["_specbench"] is found and str(found.verdict) in shown and "draft / verify / rest" in shown
+    assert ip.user_ns["_specbench"] is found and str(found.verdict) in shown and "draft/verify/rest %" in shown
     assert [row.label for row in found.rows] == ["plain", "draft_model", "prompt_lookup"]
     assert found.prompts == 2 and found.repeats == 1 and found.options["max_new_tokens"] == 12
     assert all(row.same_text for row in found.rows)

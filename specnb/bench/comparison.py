@@ -11,7 +11,7 @@ from typing import Any
 from specnb.trace import GenerationResult
 
 _COUNTED = ("acceptance rate", "mean acceptance length", "target passes", "same text as plain")
-_TIMED = ("tokens/s", "from", "to", "speed-up", "predicted", "draft / verify / rest")
+_TIMED = ("tokens/s", "from", "to", "speed-up", "predicted", "draft/verify/rest %")
 _OWN = "x transformers' own"
 
 
@@ -70,7 +70,7 @@ class Run:
     def shares(self) -> str:
         """Drafting, verifying and the rest, in percent of the time."""
         whole = sum(self.parts)
-        return " / ".join(f"{100 * part / whole:.0f}" for part in self.parts) + " %" if whole else ""
+        return "/".join(f"{100 * part / whole:.0f}" for part in self.parts) if whole else ""
 
 
 @dataclass
