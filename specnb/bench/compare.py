@@ -164,7 +164,7 @@ def _short(value: Any) -> str:
     if isinstance(value, (int, float, str)):
         return str(value)
     name = getattr(getattr(value, "config", None), "name_or_path", "") or getattr(value, "name_or_path", "")
-    return str(name) or type(value).__name__
+    return os.path.basename(str(name)) if os.path.isabs(str(name)) else str(name) or type(value).__name__
 
 
 def in_rows(prompts: Sequence[Mapping[str, Any]], tokenizer: Any) -> dict[str, Any]:

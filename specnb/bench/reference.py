@@ -20,7 +20,7 @@ _DRAFT = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_co
 class Reference:
     """Runs transformers' `generate()` with what an arm of a comparison asks specnb for.
 
-    The draft model is a shallow copy with a generation config of its own, where transformers looks for draft lengths (and writes
+    Who drafts (early exit: the target itself) is a shallow copy with a generation config of its own, where transformers looks for draft lengths (and writes
     to them). `adaptive` schedules exist here only; for those, and where no length is given, transformers' defaults apply.
     """
 
@@ -81,22 +81,27 @@ class Reference:
             )
             return target, {**rest, "prompt_lookup_num_tokens": length}
         if method == "early_exit":
-            return target, {**rest, **draft}
+            return _configured(target, draft), rest
         if method == "mtp_layers":
             return _knowing_its_layers(target), {**rest, "use_mtp": True}
         assistant = arm.get("assistant_model", getattr(self.pair, "assistant", None))
-        theirs = copy.copy(assistant)
-        theirs.generation_config = copy.deepcopy(assistant.generation_config)
-        theirs.generation_config.update(**draft)
         if method == "universal":
             rest |= {
                 "tokenizer": self._tokenizer("tokenizer"),
                 "assistant_tokenizer": self._tokenizer("assistant_tokenizer"),
             }
-        return target, {**rest, "assistant_model": theirs}
+        return target, {**rest, "assistant_model": _configured(assistant, draft)}
 
     def _tokenizer(self, name: str) -> Any:
         return self.given.get(name) or getattr(self.pair, name, None)
+
+
+def _configured(model: Any, draft: Mapping[str, Any]) -> Any:
+    """A shallow copy whose own generation config says how to draft."""
+    theirs = copy.copy(model)
+    theirs.generation_config = copy.deepcopy(model.generation_config)
+    theirs.generation_config.update(**draft)
+    return theirs
 
 
 def _knowing_its_layers(model: Any) -> Any:
