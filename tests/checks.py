@@ -6,14 +6,19 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from IPython.core.interactiveshell import InteractiveShell
 from torch import Tensor
+from traitlets.config import Config
 from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 import specnb
+from specnb.notebook import unload_ipython_extension
 from specnb.trace import GenerationResult
 
 EAGER = {"assistant_confidence_threshold": 0.0}  # draft as many tokens as asked for
@@ -139,3 +144,28 @@ def configs(*models: PreTrainedModel) -> list[Any]:
         (model.config.to_dict(), model.generation_config.to_dict(), model.training, sorted(vars(model)))
         for model in models
     ]
+
+
+@contextmanager
+def shell(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An IPython shell without history, with the extension loaded."""
+    monkeypatch.setenv("IPYTHONDIR", str(folder))
+    config = Config()
+    config.HistoryManager.enabled = False
+    InteractiveShell.clear_instance()
+    made = InteractiveShell.instance(config=config)
+    made.run_line_magic("load_ext", "specnb")
+    try:
+        yield made
+    finally:
+        unload_ipython_extension(made)
+        made.run_line_magic("unload_ext", "specnb")
+        InteractiveShell.clear_instance()
+
+
+def run_cell(ip: Any, source: str, history: bool = True) -> str:
+    """Run a cell; the one line of its error, or an empty string."""
+    outcome = ip.run_cell(source, store_history=history)
+    error = outcome.error_in_exec or outcome.error_before_exec
+    assert error is None or "\n" not in str(error)
+    return "" if error is None else f"{type(error).__name__}: {error}"

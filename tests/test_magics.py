@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import tiny
+from checks import run_cell, shell
 from IPython.core.completer import provisionalcompleter
 from IPython.core.error import UsageError
-from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 import specnb
-from specnb.notebook import load_ipython_extension, unload_ipython_extension
+from specnb.notebook import load_ipython_extension
 from specnb.notebook.arguments import specgen_parser
 from specnb.notebook.line import flag, split_line, unescape
 from specnb.notebook.magics import SpecMagics
@@ -76,16 +76,8 @@ def fake_pair(name: str = "tiny", assistant: Any = None, **_: Any) -> Any:
 
 @pytest.fixture
 def ip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    config = Config()
-    config.HistoryManager.enabled = False
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance(config=config)
-    shell.run_line_magic("load_ext", "specnb")
-    yield shell
-    unload_ipython_extension(shell)
-    shell.run_line_magic("unload_ext", "specnb")
-    InteractiveShell.clear_instance()
+    with shell(tmp_path, monkeypatch) as made:
+        yield made
 
 
 @pytest.fixture
@@ -101,15 +93,7 @@ def cell(ip: Any, engine: Engine) -> Any:
     """Runs a cell and returns the one line of its error, or an empty string."""
     ip.run_line_magic("specload", "tiny")
 
-    def run(source: str, history: bool = True) -> str:
-        outcome = ip.run_cell(source, store_history=history)
-        error = outcome.error_in_exec or outcome.error_before_exec
-        if error is None:
-            return ""
-        assert "\n" not in str(error)
-        return f"{type(error).__name__}: {error}"
-
-    return run
+    return partial(run_cell, ip)
 
 
 # ---- MAG-01: the body

@@ -17,6 +17,9 @@ from specnb.decoding import packed
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
 
 
+MEASURE = packed._pays_from
+
+
 @pytest.fixture(autouse=True)
 def always_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pack every layer, whatever this processor likes best."""
@@ -92,3 +95,10 @@ def test_two_threads_pack_once() -> None:
     for thread in threads:
         thread.join()
     assert len({id(view.lm_head) for view in views}) == 1
+
+
+def test_measuring_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "_FROM", {})
+    before = torch.get_rng_state()
+    MEASURE(tiny.llama().lm_head, 10**5)
+    assert packed._FROM and torch.equal(torch.get_rng_state(), before)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
+from checks import run_cell, shell
 
 import specnb
 from specnb.bench import Comparison, compare
-from specnb.notebook import unload_ipython_extension
 from specnb.notebook.benchmark import split_prompts
 
 STORY = "Tell me a story about a fox who finds a lantern."
@@ -20,29 +19,15 @@ STORY = "Tell me a story about a fox who finds a lantern."
 
 @pytest.fixture
 def ip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    config = Config()
-    config.HistoryManager.enabled = False
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance(config=config)
-    shell.run_line_magic("load_ext", "specnb")
-    shell.run_line_magic("specload", "")
-    yield shell
-    unload_ipython_extension(shell)
-    InteractiveShell.clear_instance()
+    with shell(tmp_path, monkeypatch) as made:
+        made.run_line_magic("specload", "")
+        yield made
 
 
 @pytest.fixture
 def cell(ip: Any) -> Callable[[str], str]:
     """Runs a cell and returns the one line of its error, or an empty string."""
-
-    def run(source: str) -> str:
-        outcome = ip.run_cell(source, store_history=True)
-        error = outcome.error_in_exec or outcome.error_before_exec
-        assert error is None or "\n" not in str(error)
-        return "" if error is None else f"{type(error).__name__}: {error}"
-
-    return run
+    return partial(run_cell, ip)
 
 
 def test_the_methods_that_the_pair_can_run(ip: Any, cell: Any, capsys: pytest.CaptureFixture[str]) -> None:

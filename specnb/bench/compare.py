@@ -80,13 +80,7 @@ def compare(
 
     inputs = [encoded(one) for one in texts]
     arms = labelled(runs)
-    unmet = (
-        []
-        if isinstance(transformers, bool)
-        else [label for label in [transformers] if isinstance(transformers, str)]
-        or sorted(set(transformers) - set(arms))
-    )
-    if unmet:
+    if isinstance(transformers, str) or (not isinstance(transformers, bool) and not set(transformers) <= set(arms)):
         raise ValueError(f"transformers={transformers!r} must be True, False, or labels of runs: {', '.join(arms)}.")
     common = {**options, "cancel": cancel}
     theirs = Reference(pair_or_model, options) if transformers else None

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from specnb.decoding.borrow import borrow
-from specnb.models.mtp import num_mtp_layers
+from specnb.models.mtp import numbered
 from specnb.options import default
 
 _DRAFT = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
@@ -107,7 +107,5 @@ def _configured(model: Any, draft: Mapping[str, Any]) -> Any:
 def _knowing_its_layers(model: Any) -> Any:
     """transformers finds the MTP layers of the released depths only; here it is told this model's."""
     known = borrow(model, {})
-    depth = model.config.get_text_config(decoder=True).num_hidden_layers
-    own = [rf"(?:^|\.)layers\.{depth + i}\." for i in range(num_mtp_layers(model))]
-    known._keys_to_ignore_on_load_unexpected = [*(model._keys_to_ignore_on_load_unexpected or ()), *own]
+    known._keys_to_ignore_on_load_unexpected = [*(model._keys_to_ignore_on_load_unexpected or ()), *numbered(model)]
     return known

@@ -58,6 +58,4 @@ def grouped(model: M) -> M:
 def _shares_heads(module: nn.Module) -> bool:
     config = getattr(module, "config", None)
     groups = module.__dict__.get("num_key_value_groups", 1)
-    return bool(
-        groups > 1 and "forward" not in module.__dict__ and getattr(config, "_attn_implementation", None) == "sdpa"
-    )
+    return bool(groups > 1 and getattr(config, "_attn_implementation", None) == "sdpa")

@@ -22,10 +22,8 @@ def decode(target: CachedLM, drafter: Drafter | None, rows: Sequence[Row], *, ru
     With `ensemble_weight` drafted positions follow the mixed law. With `margins` steps record the gap between the two best
     logits of each token, with `probabilities` what drafter and target gave each drafted token.
     """
-    first, mixed = (
-        True,
-        ensemble_weight is not None,
-    )  # the first token waits for no draft model, unless it is to follow the mix
+    mixed = ensemble_weight is not None
+    first = True  # the first token waits for no draft model, unless it is to follow the mix
     while True:
         began = time.perf_counter()
         stops.before_step(

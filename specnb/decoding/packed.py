@@ -148,11 +148,11 @@ def _pays_from(layer: nn.Linear, size: int) -> int | None:
     key = (*layer.weight.shape, copies, torch.get_num_threads())
     if key not in _FROM:
         with torch.no_grad():
-            weights = [layer.weight, *[torch.randn_like(layer.weight) for _ in range(copies - 1)]]
+            weights = [layer.weight, *[layer.weight.clone() for _ in range(copies - 1)]]
             packed = [PackedWeight(weight).data for weight in weights]
             faster = []
             for rows in ROWS:
-                x = torch.randn(rows, layer.in_features)
+                x = torch.ones(rows, layer.in_features)
                 plain = _seconds([partial(nn.functional.linear, x, weight, layer.bias) for weight in weights])
                 faster.append(_seconds([partial(multiply, x, weight, layer.bias) for weight in packed]) < 0.95 * plain)
         last_slower = max((i for i, better in enumerate(faster) if not better), default=-1)

@@ -126,12 +126,15 @@ def _tensor_names(checkpoint: str) -> list[str]:
     return []
 
 
+def numbered(model: PreTrainedModel) -> list[str]:
+    """Patterns of the names of MTP layers that are numbered on from the model's own."""
+    return [rf"(?:^|\.)layers\.{_depth(model) + i}\." for i in range(num_mtp_layers(model))]
+
+
 def _by_config(model: PreTrainedModel) -> PreTrainedModel:
     """The model as MtpModel should see it: transformers knows the layers' numbers of the released sizes only."""
     seen = borrow(model, {})
-    first = _depth(model)
-    numbered = [rf"(?:^|\.)layers\.{first + i}\." for i in range(num_mtp_layers(model))]
-    seen._keys_to_ignore_on_load_unexpected = numbered + [
+    seen._keys_to_ignore_on_load_unexpected = numbered(model) + [
         p for p in model._keys_to_ignore_on_load_unexpected or () if "mtp" in p
     ]
     seen.config = copy.deepcopy(model.config)
