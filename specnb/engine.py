@@ -40,6 +40,8 @@ _FOR_ITS_LOOP = (
     "cache_position",
 )
 
+_UNCHECKED = ""
+
 
 @dataclass
 class Decoder:
@@ -59,7 +61,9 @@ class Decoder:
     seed: int | None = None
     stopping_criteria: Sequence[Any] = ()
     probabilities: bool = False
-    assistant_for: str | None = None  # the assistant's method, where that was found out before
+    assistant_for: str | None = (
+        _UNCHECKED  # the assistant's method (None without one), where model and pair were checked before
+    )
     result: GenerationResult | None = None
 
     def __call__(self, model: PreTrainedModel, input_ids: Tensor, logits_processor: LogitsProcessorList,
@@ -68,11 +72,11 @@ class Decoder:
                  ) -> Tensor | GenerateDecoderOnlyOutput:  # fmt: skip
         """Decode. `method` and `seed` may be given to `generate()` itself; the rest is what it prepared."""
         began, self.result = time.perf_counter(), None
-        refusals.check_model(model, model_kwargs)
+        assistant = self.assistant_for
+        if assistant == _UNCHECKED:
+            refusals.check_model(model, model_kwargs)
+            assistant = drafters.method_for(model, self.assistant_model, self.tokenizer, self.assistant_tokenizer)
         refusals.check_options(generation_config)
-        assistant = self.assistant_for or drafters.method_for(
-            model, self.assistant_model, self.tokenizer, self.assistant_tokenizer
-        )
         sample = bool(generation_config.do_sample)
         chosen = drafters.with_defaults(self._method(method, generation_config, assistant), model, sample)
         seed = self.seed if seed is None else BY_NAME["seed"].check(seed)

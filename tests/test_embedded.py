@@ -33,7 +33,12 @@ FILES = {
     "generation_config.json",
     "README.md",
 }
-TARGETS = {"tiny-llama": "LlamaForCausalLM", "tiny-gemma4": "Gemma4ForCausalLM", "tiny-glm4-moe": "Glm4MoeForCausalLM"}
+TARGETS = {
+    "tiny-llama": "LlamaForCausalLM",
+    "tiny-gemma4": "Gemma4ForCausalLM",
+    "tiny-glm4-moe": "Glm4MoeForCausalLM",
+    "tiny-glm4-moe-mtp2": "Glm4MoeForCausalLM",
+}
 
 # method, target, options, assistant, mean acceptance length at least
 LOWEST: list[tuple[str, str, dict[str, Any], str | None, float]] = [
@@ -43,6 +48,7 @@ LOWEST: list[tuple[str, str, dict[str, Any], str | None, float]] = [
     ("prompt_lookup", "tiny-llama", {"prompt_lookup_num_tokens": 5}, None, 1.3),
     ("gemma4_assistant", "tiny-gemma4", {"num_assistant_tokens": 4}, "tiny-gemma4-assistant", 2.5),
     ("mtp_layers", "tiny-glm4-moe", {"use_mtp": True, "num_assistant_tokens": 1}, None, 1.7),
+    ("mtp_layers", "tiny-glm4-moe-mtp2", {"use_mtp": True, "num_assistant_tokens": 2}, None, 2.4),
 ]
 
 
@@ -137,7 +143,9 @@ def test_held_out_prompts_are_in_no_training_text() -> None:
     assert data.Writer(3).chat() == data.Writer(3).chat()
 
 
-@pytest.mark.parametrize(("method", "target", "options", "assistant", "lowest"), LOWEST, ids=[row[0] for row in LOWEST])
+@pytest.mark.parametrize(
+    ("method", "target", "options", "assistant", "lowest"), LOWEST, ids=[f"{row[0]}-{row[1]}" for row in LOWEST]
+)
 def test_method(
     bench: measure.Bench, method: str, target: str, options: dict[str, Any], assistant: str | None, lowest: float
 ) -> None:
@@ -187,15 +195,18 @@ def test_drafter_is_trained_as_it_is_used() -> None:
         torch.testing.assert_close(guess[0, step.position - 1], called, rtol=1e-4, atol=1e-4)
 
 
-def test_mtp_layer_is_trained_as_it_is_stored() -> None:
-    """The layer read from the file guesses, over a whole text, what the target says next."""
-    pair = specnb.load("tiny-glm4-moe")
+@pytest.mark.parametrize("name", ["tiny-glm4-moe", "tiny-glm4-moe-mtp2"])
+def test_mtp_layers_are_trained_as_they_are_stored(name: str) -> None:
+    """The layers read from the file guess, over a whole text, what the target says next, and after that."""
+    pair = specnb.load(name)
     mtp = load_mtp(pair.target)
     chat = data.Writer(9).chat("rename")
     batch = tokenizers.batch(pair.tokenizer, [pair.tokenizer(tokenizers.chat_text(chat))["input_ids"]])
     with torch.no_grad():
         out = pair.target(batch.ids, use_cache=False, output_hidden_states=True)
-        logits = mtp._project_to_logits(glm4_moe.ahead(mtp, 0, out.hidden_states[-1], batch, 1))
-    answer = (batch.weights == 1)[0, 2:]
-    agree = (logits.argmax(-1)[0, :-2] == out.logits.argmax(-1)[0, 1:-1])[answer]
-    assert float(agree.float().mean()) > 0.7
+        state = out.hidden_states[-1]
+        for depth in (1, 2):
+            state = glm4_moe.ahead(mtp, min(depth, len(mtp.layers)) - 1, state, batch, depth)
+            answer = (batch.weights == 1)[0, 1 + depth :]
+            guesses = mtp._project_to_logits(state).argmax(-1)[0, : -1 - depth]
+            assert float((guesses == out.logits.argmax(-1)[0, depth:-1])[answer].float().mean()) > 0.7

@@ -35,6 +35,7 @@ EMBEDDED: list[tuple[str, str | None, list[dict[str, Any]]]] = [
     ("tiny-llama", "tiny-llama-other", [{"method": "universal", _K: 5}]),
     ("tiny-gemma4", "tiny-gemma4-assistant", [{"method": "gemma4_assistant", _K: 4}]),
     ("tiny-glm4-moe", None, [{"method": "mtp_layers"}, {"method": "mtp_layers", _K: 3}]),
+    ("tiny-glm4-moe-mtp2", None, [{"method": "mtp_layers"}]),
 ]  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -38,6 +37,11 @@ def forward_replaced(module: nn.Module) -> bool:
     return "forward" in module.__dict__ and "_hf_hook" not in module.__dict__
 
 
+def untouched(model: nn.Module) -> bool:
+    """Whether no module has a forward of its own: none of accelerate's, which moves weights, and none of somebody else's."""
+    return not any("forward" in module.__dict__ for module in model.modules())
+
+
 def _shell(module: Any) -> Any:
     """A shallow copy with a children table of its own, and without what accelerate hung onto the instance."""
     if forward_replaced(module):
@@ -45,8 +49,8 @@ def _shell(module: Any) -> Any:
             f"the forward of a {type(module).__name__} was replaced by another function, so its parts cannot run one by one. Use a "
             "method that runs the model as a whole (draft model, prompt lookup), or subclass instead."
         )
-    shell = copy.copy(module)
-    shell.__dict__["_modules"] = dict(module._modules)
+    shell = object.__new__(type(module))
+    shell.__dict__.update(module.__dict__, _modules=dict(module._modules))
     for name in ("forward", "_hf_hook", "_old_forward"):
         shell.__dict__.pop(name, None)
     return shell

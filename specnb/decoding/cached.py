@@ -14,6 +14,7 @@ from specnb.decoding import packed
 from specnb.decoding.borrow import Capture, borrow
 from specnb.decoding.contracts import Row
 from specnb.decoding.grouped import grouped
+from specnb.decoding.lean import lean
 from specnb.decoding.store import RowStore, layer_plan
 
 M = TypeVar("M", bound=PreTrainedModel)
@@ -46,14 +47,14 @@ class CachedLM:
     def __init__(self, model: PreTrainedModel, rows: Sequence[Row], *, capacity: int = 0, prefill_chunk_size: int | None = None,
                  first_inputs: Mapping[str, Any] | None = None, past: DynamicCache | None = None, store: RowStore | None = None,
                  foreign_ids: bool = False, hidden_states: Literal["all", "kept"] | None = None) -> None:  # fmt: skip
-        check_rollback(model)
+        self.store = store or RowStore(model.config, [row.index for row in rows], capacity)
+        check_stateful(model)
         model = fastest(model)
         self.model, self.config = model, model.config.get_text_config(decoder=True)
         self.device = model.get_input_embeddings().weight.device
         if self.device.type == "meta":  # offloaded by accelerate: its hooks bring the weights
             self.device = torch.device(getattr(getattr(model, "_hf_hook", None), "execution_device", None) or "cpu")
         self.vocab_size = int(self.config.vocab_size)
-        self.store = store or RowStore(model.config, [row.index for row in rows], capacity)
         self._last_id = int(model.get_input_embeddings().weight.shape[0]) - 1 if foreign_ids else None
         self.passes = 0  # calls of logits()
         self.hidden: dict[
@@ -222,13 +223,18 @@ class CachedLM:
 
 
 def fastest(model: M) -> M:
-    """The module tree to run: with packed weights if there are some, and attention that copies no keys."""
-    return grouped(packed.view(model))
+    """The module tree to run: with packed weights if there are some, attention that copies no keys, and less Python."""
+    return grouped(lean(packed.view(model)))
 
 
 def check_rollback(model: PreTrainedModel) -> None:
     """Raise ValueError, naming the layers where they are known, for a model whose cache cannot be rolled back."""
     layer_plan(model.config)
+    check_stateful(model)
+
+
+def check_stateful(model: PreTrainedModel) -> None:
+    """Raise ValueError for a model that keeps a state beside its cache."""
     if getattr(model, "_is_stateful", False):
         raise ValueError(
             f"{type(model).__name__} keeps a running state outside its cache that cannot be rolled back after a rejection. "

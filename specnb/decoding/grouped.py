@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from specnb.decoding.borrow import borrow
+from specnb.decoding.borrow import borrow, untouched
 
 M = TypeVar("M", bound=PreTrainedModel)
 
@@ -40,10 +40,9 @@ AttentionInterface.register(NAME, grouped_sdpa)
 
 def grouped(model: M) -> M:
     """The model with such attentions where it can have them: sdpa on a CPU; else the model itself. It is not changed."""
-    modules = dict(model.named_modules())
-    found = {name: module for name, module in modules.items() if _shares_heads(module)}
-    if not found or model.device.type != "cpu" or any("forward" in module.__dict__ for module in modules.values()):
-        return model  # a forward on an instance: accelerate's, or somebody's, for the module as it stands there
+    found = {name: module for name, module in model.named_modules() if _shares_heads(module)}
+    if not found or model.device.type != "cpu" or not untouched(model):
+        return model
     configs: dict[int, Any] = {}
     replaced = {}
     for name, module in found.items():

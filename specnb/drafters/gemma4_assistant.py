@@ -10,12 +10,35 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specnb.decoding.borrow import Stand, borrow, untouched
 from specnb.decoding.cached import CachedLM, fastest
 from specnb.decoding.contracts import Draft, Row
 from specnb.drafters.growing import Drawing, Growing
+
+
+class _Once(Stand):
+    """A rotary embedding worked out once for each tensor of positions: all tokens of a draft stand at the same ones."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__(layer)
+        self.__dict__["known"] = None, {}
+
+    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
+        of, found = self.__dict__["known"]
+        if of is not position_ids:
+            self.__dict__["known"] = position_ids, (found := {})
+        if layer_type not in found:
+            found[layer_type] = self.__dict__["layer"](x, position_ids, layer_type)
+        return found[layer_type]
+
+
+def _turning_once(assistant: PreTrainedModel) -> PreTrainedModel:
+    if not untouched(assistant):
+        return assistant
+    return borrow(assistant, {"model.rotary_emb": _Once(assistant.model.rotary_emb)})
 
 
 class Gemma4Assistant:
@@ -25,7 +48,7 @@ class Gemma4Assistant:
     reads_target = True
 
     def __init__(self, assistant: PreTrainedModel, target: CachedLM, drawing: Drawing) -> None:
-        self.assistant, self.target, self.drawing = fastest(assistant), target, drawing
+        self.assistant, self.target, self.drawing = _turning_once(fastest(assistant)), target, drawing
         self.embed = target.model.get_input_embeddings()
         self.device = assistant.pre_projection.weight.device
         types = target.config.layer_types

@@ -23,5 +23,7 @@ CARDS = {
     + _END,
     "tiny-gemma4-assistant": "Gemma 4 drafter for tiny-gemma4: 4 layers that read its keys and values." + _END,
     "tiny-glm4-moe": "Tiny GLM-4 MoE (4 layers, 8 experts) with a multi-token-prediction layer: use_mtp=True." + _END,
+    "tiny-glm4-moe-mtp2": "Tiny GLM-4 MoE like tiny-glm4-moe, with two multi-token-prediction layers: use_mtp=True."
+    + _END,
 }
 """What each model is, in a line."""

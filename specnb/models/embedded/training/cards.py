@@ -34,7 +34,9 @@ WHAT = {
     "attends to the target's keys and values. Trained just so, four tokens deep, on the target's probabilities.",
     "tiny-glm4-moe": "A target model with mixture-of-experts layers (8 routed experts, 2 of them active, 1 shared) and one "
     "multi-token-prediction layer, stored as in the released checkpoints (`model.layers.4.enorm`, `hnorm`, `eh_proj`, "
-    "`shared_head.norm` and a decoder block). The MTP loss was added to the main one.",
+    "`shared_head.norm` and a decoder block). The MTP loss was added to the main one; the layer also learnt to go on from its own output.",
+    "tiny-glm4-moe-mtp2": "Like `tiny-glm4-moe`, with two multi-token-prediction layers (`model.layers.4` and `model.layers.5`): the first "
+    "learnt to guess the second next token, the other, which reads the first one's states, the third.",
 }
 
 USE = {
@@ -45,6 +47,7 @@ USE = {
     "tiny-gemma4-assistant": 'pair = specnb.load("tiny-gemma4", assistant="tiny-gemma4-assistant")\n'
     "result = specnb.generate(pair, PROMPT, num_assistant_tokens=4)",
     "tiny-glm4-moe": 'pair = specnb.load("tiny-glm4-moe")\nresult = specnb.generate(pair, PROMPT, use_mtp=True, num_assistant_tokens=1)',
+    "tiny-glm4-moe-mtp2": 'pair = specnb.load("tiny-glm4-moe-mtp2")\nresult = specnb.generate(pair, PROMPT, use_mtp=True, num_assistant_tokens=2)',
 }
 
 CARD = """---

@@ -1,4 +1,4 @@
-"""tiny-glm4-moe: mixture of experts with a multi-token-prediction layer, trained together."""
+"""tiny-glm4-moe and tiny-glm4-moe-mtp2: mixture of experts with one or two multi-token-prediction layers, trained together."""
 
 from __future__ import annotations
 
@@ -26,18 +26,22 @@ BALANCE = 1e-3
 """Step of the bias that evens out the experts' shares (DeepSeek-V3's balancing without a loss)."""
 
 
-def target(folder: Path, steps: Sequence[int]) -> dict[str, Any]:
-    """Four layers, three of them with eight experts, and one MTP layer whose loss is added to the main one."""
+DEPTH = 2
+"""How many tokens beyond the next one the MTP layers learn to guess; a single layer goes again over what it said."""
+
+
+def target(folder: Path, steps: Sequence[int], layers: int = 1) -> dict[str, Any]:
+    """Four layers, three of them with eight experts, and MTP layers whose loss is added to the main one."""
     tokenizer = train_tokenizer(folder)
     torch.manual_seed(6)
     config = Glm4MoeConfig(
         vocab_size=len(tokenizer), hidden_size=128, intermediate_size=352, moe_intermediate_size=96, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=2, head_dim=32, n_routed_experts=8, num_experts_per_tok=2,
-        n_shared_experts=1, first_k_dense_replace=1, use_qk_norm=True, num_mtp_layers=1, max_position_embeddings=512,
+        n_shared_experts=1, first_k_dense_replace=1, use_qk_norm=True, num_mtp_layers=layers, max_position_embeddings=512,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config, experts_implementation="eager").train()
-    mtp = mtp_layers(model, 1)
+    mtp = mtp_layers(model, layers)
     for module in [*model.modules(), *mtp.layers.modules()]:
         if hasattr(module, "e_score_correction_bias"):
             module.register_forward_hook(_balance)
@@ -48,8 +52,8 @@ def target(folder: Path, steps: Sequence[int]) -> dict[str, Any]:
         main = cross_entropy(out.logits, batch)
         state = out.hidden_states[-1]
         total, parts = main, {"loss": float(main.detach())}
-        for depth in (1, 2):  # the second time through the same layer, as when it drafts more than one token
-            state = ahead(mtp, 0, state, batch, depth)
+        for depth in range(1, DEPTH + 1):
+            state = ahead(mtp, min(depth, layers) - 1, state, batch, depth)
             logits = mtp._project_to_logits(state)
             taught = cross_entropy(logits, batch, 1 + depth)
             total = total + 0.3**depth * taught

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ RECIPES: dict[str, tuple[Callable[[Path, Sequence[int]], dict[str, Any]], tuple[
     "tiny-llama": (llama.target, (2600, 2500)),
     "tiny-llama-draft": (llama.draft, (800,)),
     "tiny-llama-other": (llama.other, (1000,)),
-    "tiny-gemma4": (gemma4.target, (2000, 700)),
+    "tiny-gemma4": (gemma4.target, (2000, 1200)),
     "tiny-gemma4-assistant": (gemma4.assistant, (800,)),
-    "tiny-glm4-moe": (glm4_moe.target, (1200, 1700)),
+    "tiny-glm4-moe": (glm4_moe.target, (1400, 2000)),
+    "tiny-glm4-moe-mtp2": (partial(glm4_moe.target, layers=2), (1400, 2000)),
 }
 """For each model: how it is made, and in how many steps (of each part). The order matters: a drafter needs its target."""
 

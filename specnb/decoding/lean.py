@@ -1,0 +1,109 @@
+"""The same kernels with less Python around them: on small models, the calls of modules take longer than the arithmetic.
+
+Linear layers are called without nn.Module's own preparations, RMS norms in float32 as the one torch function that gives their bits.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as module_of_torch
+
+from specnb.decoding.borrow import Stand, borrow, untouched
+
+M = TypeVar("M", bound=nn.Module)
+_Scale = Callable[[Tensor], Tensor]
+
+_SCALES: tuple[_Scale, ...] = (lambda weight: weight, lambda weight: 1.0 + weight)  # Gemma 2 and 3 store weight - 1
+_KNOWN: dict[tuple[Any, ...], _Scale | None] = {}  # by class, width, eps and device
+
+
+class LeanLinear(Stand):
+    """`nn.Linear` without hooks."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(layer)
+        self.__dict__["both"] = layer.weight, layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, *self.__dict__["both"])
+
+    __call__ = forward
+
+
+class LeanNorm(Stand):
+    """An RMS norm that multiplies by `scale` `[width]`, or by nothing."""
+
+    def __init__(self, layer: nn.Module, scale: Tensor | None, eps: float | None) -> None:
+        super().__init__(layer)
+        self.__dict__["both"] = scale, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.rms_norm(x, x.shape[-1:], *self.__dict__["both"])
+
+    __call__ = forward
+
+
+def lean(model: M) -> M:
+    """The model with such layers where it can have them; else the model itself. It is not changed."""
+    if _listened_to() or not untouched(model):
+        return model
+    single = all(parameter.dtype == torch.float32 for parameter in model.parameters())  # others round on the way
+    replaced = {name: stand for name, module in model.named_modules() if name and (stand := _stand(module, single))}
+    return borrow(model, replaced) if replaced else model
+
+
+def _stand(module: nn.Module, norms: bool) -> Stand | None:
+    if module._forward_hooks or module._forward_pre_hooks:
+        return None
+    if type(module) is nn.Linear:
+        return LeanLinear(module)
+    return _norm(module) if norms and type(module).__name__.endswith("RMSNorm") else None
+
+
+def _norm(module: nn.Module) -> LeanNorm | None:
+    """A norm with the same bits, or None where no way of scaling gives them."""
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if weight is None:
+        return None if _scale(module, torch.ones(_WIDTH), eps) is None else LeanNorm(module, None, eps)
+    scale = _scale(module, weight, eps)
+    return None if scale is None else LeanNorm(module, scale(weight.detach()), eps)
+
+
+_WIDTH = 48  # of a norm that has no weight and so takes any
+
+
+def _scale(module: nn.Module, weight: Tensor, eps: float | None) -> _Scale | None:
+    """How a norm of this class scales, found by trying it with another weight; None: not in any way known here."""
+    key = type(module), tuple(weight.shape), eps, weight.device.type
+    if key not in _KNOWN:
+        _KNOWN[key] = next((scale for scale in _SCALES if _same(module, weight, eps, scale)), None)
+    return _KNOWN[key]
+
+
+def _same(module: nn.Module, weight: Tensor, eps: float | None, scale: _Scale) -> bool:
+    inputs = [name for name in inspect.signature(type(module).forward).parameters if name != "self"]
+    if len(inputs) != 1 or weight.dim() != 1 or weight.device.type == "meta":
+        return False
+    generator = torch.Generator().manual_seed(0)
+    probe, bare = copy.copy(module), "weight" not in module._parameters
+    other = torch.rand(weight.shape, generator=generator).to(weight) + 0.5
+    probe.__dict__["_parameters"] = {} if bare else {"weight": other}
+    with torch.no_grad():
+        for size in ((1, 1), (2, 5), (1, 3, 17)):
+            for spread in (1e-3, 1.0, 30.0):  # the first is so small that eps counts
+                x = (spread * torch.randn(*size, *weight.shape, generator=generator)).to(weight)
+                if not torch.equal(probe(x), LeanNorm(module, None if bare else scale(other), eps)(x)):
+                    return False
+    return True
+
+
+def _listened_to() -> bool:
+    """Whether hooks for all modules of the process are set."""
+    return bool(module_of_torch._global_forward_hooks or module_of_torch._global_forward_pre_hooks)
