@@ -20,7 +20,7 @@ M = TypeVar("M", bound=nn.Module)
 _Scale = Callable[[Tensor], Tensor]
 
 _SCALES: tuple[_Scale, ...] = (lambda weight: weight, lambda weight: 1.0 + weight)  # Gemma 2 and 3 store weight - 1
-_KNOWN: dict[tuple[Any, ...], _Scale | None] = {}  # by class, width, eps and device
+_KNOWN: dict[tuple[Any, ...], _Scale | None] = {}  # by class, width, eps, dtype and device
 
 
 class LeanLinear(Stand):
@@ -37,14 +37,17 @@ class LeanLinear(Stand):
 
 
 class LeanNorm(Stand):
-    """An RMS norm that multiplies by `scale` `[width]`, or by nothing."""
+    """An RMS norm that multiplies by `scale` `[width]`, or by nothing; in half precision the layer itself, which rounds on the way."""
 
     def __init__(self, layer: nn.Module, scale: Tensor | None, eps: float | None) -> None:
         super().__init__(layer)
         self.__dict__["both"] = scale, eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.rms_norm(x, x.shape[-1:], *self.__dict__["both"])
+        own = self.__dict__
+        if x.dtype is not torch.float32:
+            return own["layer"](x)  # type: ignore[no-any-return]
+        return torch.rms_norm(x, x.shape[-1:], *own["both"])
 
     __call__ = forward
 
@@ -53,17 +56,16 @@ def lean(model: M) -> M:
     """The model with such layers where it can have them; else the model itself. It is not changed."""
     if _listened_to() or not untouched(model):
         return model
-    single = all(parameter.dtype == torch.float32 for parameter in model.parameters())  # others round on the way
-    replaced = {name: stand for name, module in model.named_modules() if name and (stand := _stand(module, single))}
+    replaced = {name: stand for name, module in model.named_modules() if name and (stand := _stand(module)) is not None}
     return borrow(model, replaced) if replaced else model
 
 
-def _stand(module: nn.Module, norms: bool) -> Stand | None:
+def _stand(module: nn.Module) -> Stand | None:
     if module._forward_hooks or module._forward_pre_hooks:
         return None
     if type(module) is nn.Linear:
         return LeanLinear(module)
-    return _norm(module) if norms and type(module).__name__.endswith("RMSNorm") else None
+    return _norm(module) if type(module).__name__.endswith("RMSNorm") else None
 
 
 def _norm(module: nn.Module) -> LeanNorm | None:
@@ -81,7 +83,7 @@ _WIDTH = 48  # of a norm that has no weight and so takes any
 
 def _scale(module: nn.Module, weight: Tensor, eps: float | None) -> _Scale | None:
     """How a norm of this class scales, found by trying it with another weight; None: not in any way known here."""
-    key = type(module), tuple(weight.shape), eps, weight.device.type
+    key = type(module), tuple(weight.shape), eps, weight.dtype, weight.device.type
     if key not in _KNOWN:
         _KNOWN[key] = next((scale for scale in _SCALES if _same(module, weight, eps, scale)), None)
     return _KNOWN[key]
@@ -89,7 +91,7 @@ def _scale(module: nn.Module, weight: Tensor, eps: float | None) -> _Scale | Non
 
 def _same(module: nn.Module, weight: Tensor, eps: float | None, scale: _Scale) -> bool:
     inputs = [name for name in inspect.signature(type(module).forward).parameters if name != "self"]
-    if len(inputs) != 1 or weight.dim() != 1 or weight.device.type == "meta":
+    if len(inputs) != 1 or weight.dim() != 1 or weight.dtype is not torch.float32 or weight.device.type == "meta":
         return False
     generator = torch.Generator().manual_seed(0)
     probe, bare = copy.copy(module), "weight" not in module._parameters

@@ -42,7 +42,7 @@ class Adaptive:
     draft is tried after a while, each time later if it did not help; prompt lookup tells what it would have drafted instead.
     """
 
-    LONGEST, FORGET, PRIOR, BELIEF = 16, 0.9, 2.0, 0.7
+    LONGEST, FORGET, PRIOR, BELIEF = 32, 0.95, 2.0, 0.6
     FIRST_PROBE, LAST_PROBE = 6, 96
 
     def __init__(self, k: int) -> None:
