@@ -449,6 +449,20 @@ def test_specload_without_a_name_takes_the_embedded_pair(ip: Any, capsys: pytest
     assert ip._specnb_session.pair() is pair  # the same again: only switched to
 
 
+def test_a_failed_load_leaves_what_was_there(ip: Any) -> None:
+    ip.run_line_magic("specload", "tiny-llama --assistant tiny-llama-draft")
+    ip.run_line_magic("specload", "tiny-gemma4")
+    with pytest.raises(UsageError, match="no-such-model"):
+        ip.run_line_magic("specload", "tiny-llama --assistant no-such-model")
+    session = ip._specnb_session
+    assert session.current == "tiny-gemma4" and session.pairs["tiny-llama"].assistant is not None
+    ip.run_line_magic("specload", "tiny-llama --assistant tiny-llama-draft")
+    assert session.current == "tiny-llama"
+    with pytest.raises(UsageError, match="no-such-model"):
+        ip.run_line_magic("specload", "tiny-llama --assistant no-such-model")
+    assert session.current == "tiny-llama" and session.pair().assistant is not None
+
+
 def test_no_model_loaded(ip: Any, engine: Engine) -> None:
     with pytest.raises(UsageError, match="no model is loaded"):
         ip.run_cell_magic("specgen", "", "x\n")

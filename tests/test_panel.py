@@ -12,7 +12,8 @@ from typing import Any
 import ipywidgets
 import pytest
 import tiny
-from checks import watched
+from checks import shell, watched
+from IPython.core.error import UsageError
 
 import specnb
 from specnb.notebook.arguments import specgen_parser
@@ -446,17 +447,7 @@ def test_WID_02_a_background_run_prints_nowhere(tmp_path: Path, monkeypatch: pyt
 
 
 def test_specpanel_magic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from IPython.core.error import UsageError
-    from IPython.core.interactiveshell import InteractiveShell
-    from traitlets.config import Config
-
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    config = Config()
-    config.HistoryManager.enabled = False
-    InteractiveShell.clear_instance()
-    ip = InteractiveShell.instance(config=config)
-    ip.run_line_magic("load_ext", "specnb")
-    try:
+    with shell(tmp_path, monkeypatch) as ip:
         session = Session.of(ip)
         session.add(make_pair("one"))
         session.add(make_pair("two"))
@@ -472,6 +463,3 @@ def test_specpanel_magic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
         with pytest.raises(UsageError, match="unknown loaded model 'three'"):
             ip.run_line_magic("specpanel", "three")
         assert specnb.Panel().session is session
-    finally:
-        ip.run_line_magic("unload_ext", "specnb")
-        InteractiveShell.clear_instance()

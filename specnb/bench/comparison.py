@@ -163,7 +163,7 @@ class Comparison:
         return table(*self.table(times=False))
 
     def __repr__(self) -> str:
-        return f"Comparison({len(self.rows)} runs, {self.prompts} prompts, {self.repeats} repeats)"
+        return f"Comparison({len(self.rows)} runs, {self.prompts} prompt{'s' * (self.prompts > 1)}, {self.repeats} repeats)"
 
     def _repr_html_(self) -> str:
         from specnb.views.html import comparison_view

@@ -94,7 +94,7 @@ _PARTS: dict[str, Callable[[Any], list[str]]] = {
     "methods": _methods,
     "embedded": _embedded,
     "rows": lambda found: ["## Rows of a batch", "The same prompts one by one, and as rows decoded together.", table(found)],
-    "contexts": lambda found: ["## Long contexts", "One step; the model's attention kernel apart.", table(found)],
+    "contexts": lambda found: ["## Long contexts", "One step; the model's attention kernel apart, and again with an attention that reads no keys.", table(found)],
     "first token": lambda found: ["## First token", "Seconds to it, over those of transformers' plain decoding.", table([found])],
     "own share": lambda found: ["## Own share", "Time outside the models' forwards, transformers' preparations in `generate()` included.",
                                 table(found)],

@@ -160,28 +160,34 @@ def rows(pair: Any, how: Size, tell: Callable[[str], object]) -> list[dict[str, 
 
 
 def contexts(pair: Any, how: Size, tell: Callable[[str], object]) -> list[dict[str, Any]]:
-    """Milliseconds of a step at different contexts: the whole, outside attention, outside the model (medians)."""
+    """Milliseconds of a step at different contexts: the whole, outside attention, outside the model (medians).
+
+    What is outside attention is measured a second time with an attention that reads no keys: it shows what reading them costs
+    the other layers, whose data they displace in the processor's cache.
+    """
     import specnb
 
     ids = pair.tokenizer(PROMPTS["summarise"][0] * 60, return_tensors="pt").input_ids
     found = []
     for length, method in itertools.product(how.contexts, ("plain", "prompt_lookup")):
         tell(f"context of {length} tokens, {method}")
-        marks: list[tuple[float, float, float]] = []
-        with timed() as spent, timed_attention() as attended:
+        chosen = method if method == "plain" else specnb.Method(method, **{_K: 8})
 
-            def mark(_: object, marks: Any = marks, spent: Any = spent, attended: Any = attended) -> None:
-                marks.append((time.perf_counter(), spent[0], attended[0]))
+        def medians(reading: bool, ids: Any = ids[:, :length], chosen: Any = chosen) -> list[float]:
+            marks: list[tuple[float, float, float]] = []
+            with timed() as spent, timed_attention(reading) as attended:
 
-            chosen = method if method == "plain" else specnb.Method(method, **{_K: 8})
-            specnb.generate(pair, ids[:, :length], method=chosen, max_new_tokens=how.new, do_sample=False, on_step=mark)
-        steps = [[b - a for a, b in zip(before, after, strict=True)] for before, after in itertools.pairwise(marks)]
-        whole, outside_model, outside_attention = (
-            1e3 * statistics.median(values)
-            for values in zip(*((step[0], step[0] - step[1], step[0] - step[2]) for step in steps), strict=True)
-        )
+                def mark(_: object) -> None:
+                    marks.append((time.perf_counter(), spent[0], attended[0]))
+
+                specnb.generate(pair, ids, method=chosen, max_new_tokens=how.new, do_sample=False, on_step=mark)
+            steps = [[b - a for a, b in zip(before, after, strict=True)] for before, after in itertools.pairwise(marks)]
+            parts = ((step[0], step[0] - step[1], step[0] - step[2]) for step in steps)
+            return [1e3 * statistics.median(values) for values in zip(*parts, strict=True)]
+
+        whole, outside_model, outside_attention = medians(reading=True)
         found.append({"context": length, "method": method, "step ms": whole, "outside attention ms": outside_attention,
-                      "outside the model ms": outside_model})  # fmt: skip
+                      "the same, no keys read": medians(reading=False)[2], "outside the model ms": outside_model})  # fmt: skip
     return found
 
 

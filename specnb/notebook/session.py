@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,12 +37,22 @@ class Session:
         return session
 
     def load(self, name: str, **options: Any) -> Any:
-        """Load a pair with `specnb.load`, unless the same is loaded, and make it current."""
+        """Load a pair with `specnb.load`, unless the same is loaded, and make it current. After a failure all is as before."""
         if self._given.get(name) != options:
             import specnb
 
-            self.drop(name)  # before loading: two versions may not fit in memory
-            self.pairs[name] = specnb.load(name, **options)
+            before, current = self._given.get(name), self.current
+            if before is not None:
+                self.drop(name)  # two versions may not fit in memory
+            try:
+                self.pairs[name] = specnb.load(name, **options)
+            except Exception as error:
+                if before is not None:
+                    traceback.clear_frames(error.__traceback__)  # they hold what was loaded of the new one
+                    self.pairs[name], self._given[name] = specnb.load(name, **before), before
+                    self.current = current
+                    self._changed()
+                raise
             self._given[name] = options
         self.use(name)
         return self.pairs[name]

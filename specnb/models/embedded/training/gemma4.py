@@ -117,7 +117,9 @@ def assistant(folder: Path, steps: Sequence[int]) -> dict[str, Any]:
     log = fit(
         folder.name, list(model.named_parameters()), batches(tokenizer, 5, TOKENS, mixed(own, 5, 2)), loss, sum(steps)
     )
-    model.generation_config.num_assistant_tokens = DEPTH  # for transformers, which would draft 20; specnb reads nothing here
+    model.generation_config.num_assistant_tokens = (
+        DEPTH  # for transformers, which would draft 20; specnb reads nothing here
+    )
     model.generation_config.num_assistant_tokens_schedule = "constant"
     save(model, tokenizer, folder)
     return log
