@@ -80,6 +80,7 @@ class Stand(nn.Module):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.__dict__["layer"] = layer  # not a child: nothing is registered twice
+        self.__dict__["_parameters"] = layer._parameters  # a model asks its parameters for their dtype and device
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["layer"], name)

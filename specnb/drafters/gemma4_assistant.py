@@ -50,7 +50,7 @@ class Gemma4Assistant:
     def __init__(self, assistant: PreTrainedModel, target: CachedLM, drawing: Drawing) -> None:
         self.assistant, self.target, self.drawing = _turning_once(fastest(assistant)), target, drawing
         self.embed = target.model.get_input_embeddings()
-        self.device = assistant.pre_projection.weight.device
+        self.device, self.dtype = assistant.pre_projection.weight.device, assistant.pre_projection.weight.dtype
         types = target.config.layer_types
         self.sources = {types[i]: i for i, layer in enumerate(target.store.layers) if layer in target.store.row_layers}
         sdpa = getattr(assistant.config.get_text_config(), "_attn_implementation", "eager") == "sdpa"
@@ -75,7 +75,7 @@ class Gemma4Assistant:
         tokens = [row.ids[-1] for row in rows]
         while any(draft.open for draft in drafts):
             embedded = self.embed(torch.tensor(tokens, device=self.target.device)[:, None])
-            logits, states = self._run(torch.cat([embedded, states.to(embedded.device)], -1), given)
+            logits, states = self._run(torch.cat([embedded, states.to(embedded)], -1), given)
             for draft, scores in zip(drafts, logits, strict=True):
                 if draft.open:
                     draft.add(scores)
@@ -86,7 +86,9 @@ class Gemma4Assistant:
     def _run(self, inputs: Tensor, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Logits `[rows, vocab]` and states `[rows, 1, size]`. The drafter's own forward makes its masks anew for every token."""
         model = self.assistant
-        out = model.model(inputs_embeds=model.pre_projection(inputs.to(self.device)), use_cache=False, **given)
+        out = model.model(
+            inputs_embeds=model.pre_projection(inputs.to(self.device, self.dtype)), use_cache=False, **given
+        )
         hidden = out.last_hidden_state
         ordered = model.masked_embedding
         if ordered is None:
@@ -108,4 +110,5 @@ class Gemma4Assistant:
             )
             see = ((slots < ends) & (slots >= ends - reach))[:, None, None]
             mask = see if self._added is None else torch.where(see, 0.0, torch.finfo(self._added).min).to(self._added)
-        return store.keys[:, :, first:end].to(self.device), store.values[:, :, first:end].to(self.device), mask
+        keys, values = (kept[:, :, first:end].to(self.device, self.dtype) for kept in (store.keys, store.values))
+        return keys, values, mask
