@@ -83,6 +83,7 @@ def generate(
     chosen = resolve(method, checked, config, assistant)
     refusals.check_options(checked)
     passed = {name: value for name, value in checked.items() if name not in OF_SPECNB}
+    refusals.check_names(model, passed)
     passed = encode(model, inputs, passed, tokenizer)
     check_prompt(model, passed)
     refusals.check_model(model, passed)

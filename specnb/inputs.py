@@ -17,6 +17,11 @@ def unwrapped(name: str, model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
     if isinstance(model, Pair):
         return model.target, model.tokenizer if tokenizer is None else tokenizer
     if model is not None and not isinstance(model, PreTrainedModel):
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(inner, PreTrainedModel):
+            raise ValueError(
+                f"{name} is what torch.compile() made of a {type(inner).__name__}; give the model itself. (model.compile() compiles in place.)"
+            )
         what = f"the name {model!r}" if isinstance(model, str) else f"a {type(model).__name__}"
         load = f"specnb.load({model!r})" if isinstance(model, str) else "specnb.load(NAME)"
         raise ValueError(f"{name} must be a model or a Pair, not {what}: load it first with {load}.")
@@ -31,6 +36,8 @@ def encode(model: PreTrainedModel, inputs: Any, passed: dict[str, Any], tokenize
         raise ValueError("the prompt was given twice: as `inputs` and as `input_ids`.")
     if isinstance(inputs, Tensor):
         return passed | {"inputs": inputs}
+    if isinstance(inputs, (list, tuple)) and not inputs:
+        raise ValueError("inputs is an empty list; give at least one text.")
     texts = [inputs] if isinstance(inputs, str) else list(inputs) if isinstance(inputs, (list, tuple)) else []
     if not texts or not all(isinstance(t, str) for t in texts):
         raise TypeError(f"inputs must be token ids, a text or a list of texts, not {type(inputs).__name__}.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -10,7 +12,7 @@ from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from specnb.decoding.cached import check_rollback
-from specnb.options import Method
+from specnb.options import BY_NAME, Method
 
 if TYPE_CHECKING:
     from specnb.decoding.contracts import Row
@@ -46,6 +48,16 @@ def check_options(options: Mapping[str, Any] | GenerationConfig) -> None:
         value = options.get(name) if isinstance(options, Mapping) else getattr(options, name, None)
         if value not in harmless:
             raise ValueError(f"{name}={value!r} cannot be combined with speculative decoding: {why}. {_PLAIN}")
+
+
+def check_names(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an argument that nobody knows and that is nearly the name of one; transformers refuses the others."""
+    forward = signature(type(model).forward).parameters
+    known = {*vars(GenerationConfig()), *signature(type(model).generate).parameters, *forward}
+    for name in options:
+        near = [] if name in known or "kwargs" in name else get_close_matches(name, [*known, *BY_NAME], 1, 0.85)
+        if near:
+            raise ValueError(f"unknown option {name!r}. Did you mean {near[0]!r}?")
 
 
 def check_model(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from transformers import GenerationConfig
@@ -92,6 +93,8 @@ def asks(value: Any) -> bool:
 def _lookup_length(options: dict[str, Any], given: Mapping[str, Any], config: GenerationConfig) -> dict[str, Any]:
     """transformers has a name of its own for prompt lookup's draft length."""
     length = given.get("prompt_lookup_num_tokens")
+    if length is not None:
+        length = replace(BY_NAME["num_assistant_tokens"], name="prompt_lookup_num_tokens").check(length)
     if length is not None and options.get("num_assistant_tokens", length) != length:
         raise ValueError("prompt_lookup_num_tokens and num_assistant_tokens differ; they are one option, give one.")
     length = length if length is not None else config.prompt_lookup_num_tokens

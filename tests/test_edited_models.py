@@ -136,3 +136,15 @@ def test_a_subclass_with_a_forward_of_unnamed_arguments() -> None:
     model.generation_config = like.generation_config
     for method in METHODS.values():
         assert list(spec(model, X, max_new_tokens=16, **method).ids) == plain(like, X, max_new_tokens=16)
+
+
+def test_a_compiled_model() -> None:
+    """Compiled in place it decodes with every part a method needs; torch.compile()'s wrapper is refused with what to give instead."""
+    model = tiny.llama()
+    expected = plain(model, X, max_new_tokens=12)
+    with pytest.raises(ValueError, match=r"torch.compile\(\) made of a LlamaForCausalLM; give the model itself"):
+        spec(torch.compile(model, backend="eager"), X, max_new_tokens=4, method="plain")
+    model.compile(backend="eager")
+    for options in METHODS.values():
+        assert list(spec(model, X, max_new_tokens=12, **options).ids) == expected
+    assert "_compiled_call_impl" in model.__dict__

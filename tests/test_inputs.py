@@ -94,7 +94,9 @@ def test_a_prompt_longer_than_the_positions() -> None:
 
 
 OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"prompt_lookup_num_tokens": 0}, "num_assistant_tokens=0|prompt_lookup_num_tokens=0"),
+    ({"prompt_lookup_num_tokens": 0}, "prompt_lookup_num_tokens=0 is not valid"),
+    ({"max_new_token": 3}, "unknown option 'max_new_token'. Did you mean 'max_new_tokens'"),
+    ({"num_assistant_token": 3}, "'num_assistant_token'. Did you mean 'num_assistant_tokens'"),
     ({"assistant_early_exit": 0}, "assistant_early_exit=0.*1 to 3"),
     ({"seed": 2**70}, "seed=1180591620717411303424 is not valid"),
     ({"stop_strings": ["the", ""]}, "empty text"),
@@ -106,6 +108,11 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
 def test_options_out_of_bounds(options: dict[str, Any], words: str, pair: specnb.Pair) -> None:
     with no_forward(pair.target), pytest.raises(ValueError, match=words):
         specnb.generate(pair, "the quick", max_new_tokens=4, **options)
+
+
+def test_no_text_at_all(pair: specnb.Pair) -> None:
+    with pytest.raises(ValueError, match="empty list"):
+        specnb.generate(pair, [])
 
 
 def test_an_option_that_is_none_was_not_given(pair: specnb.Pair) -> None:

@@ -173,6 +173,17 @@ def test_verdicts() -> None:
     assert comparison(better).verdict == "Best for this prompt: a, 1.82 times plain decoding."
     assert comparison(unsure).verdict.startswith("No clear winner for this prompt: a, 1.50 times")
     assert comparison(run("a", (50.0,) * 3, PLAIN)).verdict.startswith("Plain decoding is fastest")
+    near = comparison(run("a", (90.0, 120.0, 80.0), (100.0, 110.0, 90.0)), run("b", (50.0,) * 3, (100.0, 110.0, 90.0)))
+    assert (
+        near.verdict
+        == "No clear winner for this prompt: plain decoding in the median, but a was faster in some repeat."
+    )
+    one = bench.Comparison([run("plain", (2.0,), (2.0,)), run("a", (1.0,), (2.0,))], 1, 1)
+    assert "Plain decoding is fastest" in one.verdict and "One run each" in one.verdict
+    paired = comparison(
+        run("a", (640.0, 600.9, 650.0), (400.0, 600.0, 630.0)), run("b", (600.0, 700.0, 610.0), (400.0, 600.0, 630.0))
+    )
+    assert paired.best.label == "b" and "b, 1.17 times" in paired.verdict  # by the speed-up that the table shows
     lossy = bench.Comparison([run("plain", (1.0,), (1.0,)), run("a", (2.0,), (1.0,), lossy=True)], 2, 1)
     assert "lossy" in lossy.verdict and "One run each" in lossy.verdict and "these prompts" in lossy.verdict
 

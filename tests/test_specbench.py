@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from checks import run_cell, shell
+from IPython.core.error import UsageError
 
 import specnb
 from specnb.bench import Comparison, compare
@@ -68,6 +69,11 @@ def test_one_option_varied_and_transformers_own(ip: Any, cell: Any) -> None:
         ("prompt_lookup --assistant-early-exit 2", ["prompt_lookup", "assistant_early_exit"]),
         ("early_exit --assistant-early-exit 9", ["assistant_early_exit=9", "1 to 4"]),
         ("--repeats 0", ["'0'", ">= 1"]),
+        ("--max-new-token 10", ["unknown option '--max-new-token'", "Did you mean '--max-new-tokens'"]),
+        ("--bogus 3", ["unknown option '--bogus'"]),
+        ("--method draft_model", ["no --method", "draft_model, "]),
+        ("--vary num_assistant_tokens=8-4,2", ["'8-4' runs backwards", "4-8"]),
+        ("--vary num_assistant_tokens=1 --vary verification=token", ["--vary was given twice"]),
         ("--model other", ["other", "tiny-llama"]),
     ],
 )
@@ -75,6 +81,24 @@ def test_errors_are_one_line_and_come_before_the_work(ip: Any, cell: Any, line: 
     error = cell(f"%%specbench --max-new-tokens 6 {line}\n{STORY}")
     assert error.startswith("UsageError: ") and all(word in error for word in words), error
     assert "_specbench" not in ip.user_ns
+
+
+def test_help_and_no_cell_as_a_line(ip: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    ip.run_line_magic("specbench", "-h")
+    assert "--vary OPTION=VALUES" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="the cell has no prompt"):
+        ip.run_line_magic("specbench", "draft_model")
+
+
+def test_a_lossy_run_is_marked_and_a_comparison_comes_back_from_json(ip: Any, cell: Any) -> None:
+    line = "draft_model --assistant-ensemble-weight 0.5 --repeats 1 --max-new-tokens 8 -q"
+    assert cell(f"%%specbench {line}\n{STORY}") == ""
+    found: Comparison = ip.user_ns["_specbench"]
+    assert "weight=0.5 (lossy)" in found.text() and "weight=0.5 (lossy)" in str(found)
+    again = Comparison.from_json(found.to_json())
+    assert again.rows == found.rows and again.verdict == found.verdict and again.text() == found.text()
+    with pytest.raises(ValueError, match="not a comparison"):
+        Comparison.from_json("[]")
 
 
 def test_no_prompt(cell: Any) -> None:

@@ -13,6 +13,7 @@ from specnb.trace import GenerationResult
 _COUNTED = ("acceptance rate", "mean acceptance length", "target passes", "same text as plain")
 _TIMED = ("tokens/s", "from", "to", "speed-up", "predicted", "draft/verify/rest %")
 _OWN = "x transformers' own"
+_FORMAT = "specnb.Comparison/1"
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,8 @@ class Comparison:
 
     @property
     def best(self) -> Run:
-        """The run with the highest median speed."""
-        return max(self.rows, key=lambda row: row.median)
+        """The run with the highest median speed-up: each repeat's speed over plain decoding's of the same repeat."""
+        return max(self.rows, key=lambda row: row.speed_up)
 
     @property
     def swept(self) -> str | None:
@@ -105,13 +106,17 @@ class Comparison:
     def verdict(self) -> str:
         """In a sentence: which run is best, and whether the measurements can tell."""
         best, where = self.best, "this prompt" if self.prompts == 1 else "these prompts"
-        if best is self.rows[0]:
-            return f"Plain decoding is fastest for {where}: no method pays off here."
-        gain = f"{best.label}, {best.speed_up:.2f} times plain decoding"
-        if self.repeats > 1 and min(best.speed_ups) <= 1:
-            return f"No clear winner for {where}: {gain} in the median, but slower than it in some repeat."
-        note = " (lossy: it changes what the target would write)" if best.lossy else ""
         once = " One run each: times vary from run to run." if self.repeats == 1 else ""
+        if best is self.rows[0]:
+            rivals = [row for row in self.rows if max(row.speed_ups) > 1]
+            if not rivals:
+                return f"Plain decoding is fastest for {where}: no method pays off here.{once}"
+            near = max(rivals, key=lambda row: row.speed_up).label
+            return f"No clear winner for {where}: plain decoding in the median, but {near} was faster in some repeat."
+        gain = f"{best.label}, {best.speed_up:.2f} times plain decoding"
+        if min(best.speed_ups) <= 1:
+            return f"No clear winner for {where}: {gain} in the median, but not faster than it in some repeat."
+        note = " (lossy: it changes what the target would write)" if best.lossy else ""
         return f"Best for {where}: {gain}{note}.{once}"
 
     def table(self, times: bool = True) -> tuple[list[list[object]], tuple[str, ...]]:
@@ -124,7 +129,7 @@ class Comparison:
             speed += ["" if row.predicted is None else f"{row.predicted:.2f}x", row.shares]
             speed += [row.own if row.own_ratio is None else f"{row.own_ratio:.2f}"] if own else []
             counted = [rate, row.mean_acceptance_length, row.target_passes, row.same_text]
-            lines.append([row.label, *(speed if times else ()), *counted])
+            lines.append([row.label + row.lossy * " (lossy)", *(speed if times else ()), *counted])
         timed = (*_TIMED, *([_OWN] if own else [])) if times else ()
         return lines, ("run", *timed, *_COUNTED)
 
@@ -135,10 +140,27 @@ class Comparison:
         return f"{table(*self.table())}\n{self.verdict}"
 
     def to_json(self, **dumps: Any) -> str:
-        """Figures, options and environment as JSON (without `results`)."""
-        data = {"rows": [asdict(row) for row in self.rows], "prompts": self.prompts, "repeats": self.repeats,
+        """Figures, verdict, options and environment as JSON (without `results`)."""
+        data = {"rows": [asdict(row) for row in self.rows], "prompts": self.prompts, "repeats": self.repeats, "verdict": self.verdict,
                 "options": self.options, "environment": self.environment}  # fmt: skip
-        return json.dumps({"format": "specnb.Comparison/1", **data}, default=str, **dumps)
+        return json.dumps({"format": _FORMAT, **data}, default=str, **dumps)
+
+    @classmethod
+    def from_json(cls, text: str) -> Comparison:
+        """The comparison that `to_json` wrote, without `results`. ValueError for another format."""
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.get("format") != _FORMAT:
+            found = data.get("format") if isinstance(data, dict) else type(data).__name__
+            raise ValueError(f"this is not a comparison ({_FORMAT}) but {found!r}.")
+
+        def row(values: dict[str, Any]) -> Run:
+            fields: dict[str, Any] = {
+                name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+            }
+            return Run(**fields)
+
+        rows = [row(values) for values in data["rows"]]
+        return cls(rows, data["prompts"], data["repeats"], data["options"], data["environment"])
 
     def to_pandas(self) -> Any:
         """A DataFrame with one line per run and repeat. Needs pandas."""
@@ -163,7 +185,7 @@ class Comparison:
         return table(*self.table(times=False))
 
     def __repr__(self) -> str:
-        return f"Comparison({len(self.rows)} runs, {self.prompts} prompt{'s' * (self.prompts > 1)}, {self.repeats} repeats)"
+        return f"Comparison({len(self.rows)} runs, {self.prompts} prompt{'s' * (self.prompts > 1)}, {self.repeats} repeat{'s' * (self.repeats > 1)})"
 
     def _repr_html_(self) -> str:
         from specnb.views.html import comparison_view

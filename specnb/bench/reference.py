@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from textwrap import shorten
 from typing import Any
 
 import torch
+from transformers.utils import logging
 
 from specnb.decoding.borrow import borrow
 from specnb.models.mtp import numbered
@@ -43,7 +45,7 @@ class Reference:
         try:
             model, own = self.arguments(arm)
             ids, seconds = [], 0.0
-            with torch.random.fork_rng():
+            with torch.random.fork_rng(), _no_warnings():
                 torch.manual_seed(int(self.given.get("seed") or 0))
                 for one in inputs:
                     prompt = one.get("input_ids", one.get("inputs"))
@@ -94,6 +96,17 @@ class Reference:
 
     def _tokenizer(self, name: str) -> Any:
         return self.given.get(name) or getattr(self.pair, name, None)
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """transformers warns of what its own assisted generation does."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 def _configured(model: Any, draft: Mapping[str, Any]) -> Any:

@@ -221,25 +221,22 @@ def own_share(pair: Any, how: Size, tell: Callable[[str], object]) -> list[dict[
     import specnb
 
     found = []
-    tiny = specnb.load("tiny-llama", "tiny-llama-draft")
-    assert tiny.assistant is not None
-    for one, draft, prompt in (
-        (pair, _fifth(pair.target), PROMPTS["summarise"][0]),
-        (tiny, tiny.assistant, ASKED[0]),
-    ):
-        for method in ("plain", "prompt_lookup", "draft_model"):
-            tell(f"own share: {one.name}, {method}")
-            inputs = prompt_inputs(one.tokenizer, prompt, device="cpu")
-            assistant = draft if method == "draft_model" else None
-            shares = []
-            for _ in range(how.repeats + 2):
-                with timed() as spent:
-                    began = time.perf_counter()
-                    specnb.generate(
-                        one, **inputs, method=method, max_new_tokens=how.new, do_sample=False, assistant_model=assistant
-                    )
-                    shares.append(100 * (1 - spent[0] / (time.perf_counter() - began)))
-            found.append({"model": one.name, "method": method, "own %": statistics.median(shares[1:])})
+    tiny, gemma = specnb.load("tiny-llama", "tiny-llama-draft"), specnb.load("tiny-gemma4", "tiny-gemma4-assistant")
+    runs: list[tuple[Any, str, dict[str, Any]]] = [
+        (pair, "plain", {}), (pair, "prompt_lookup", {}), (pair, "draft_model", {"assistant_model": _fifth(pair.target)}),
+        (tiny, "plain", {}), (tiny, "prompt_lookup", {}), (tiny, "draft_model", {_K: 5}),
+        (tiny, "early_exit", {"assistant_early_exit": 2, _K: 5}), (gemma, "gemma4_assistant", {_K: 4}),
+    ]  # fmt: skip
+    for one, method, options in runs:
+        tell(f"own share: {one.name}, {method}")
+        inputs = prompt_inputs(one.tokenizer, PROMPTS["summarise"][0] if one is pair else ASKED[0], device="cpu")
+        shares = []
+        for _ in range(2 * how.repeats + 2):
+            with timed() as spent:
+                began = time.perf_counter()
+                specnb.generate(one, **inputs, method=method, max_new_tokens=how.new, do_sample=False, **options)
+                shares.append(100 * (1 - spent[0] / (time.perf_counter() - began)))
+        found.append({"model": one.name, "method": method, "own %": statistics.median(shares[1:])})
     return found
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 M = TypeVar("M", bound=nn.Module)
+_OWN = (
+    "forward",
+    "_compiled_call_impl",
+)  # in the dictionary of a module: what is called instead of its class's forward
 
 
 def borrow(model: M, replaced: Mapping[str, nn.Module]) -> M:
@@ -37,9 +41,9 @@ def forward_replaced(module: nn.Module) -> bool:
     return "forward" in module.__dict__ and "_hf_hook" not in module.__dict__
 
 
-def untouched(model: nn.Module) -> bool:
-    """Whether no module has a forward of its own: none of accelerate's, which moves weights, and none of somebody else's."""
-    return not any("forward" in module.__dict__ for module in model.modules())
+def untouched(modules: Iterable[nn.Module]) -> bool:
+    """Whether none has a forward of its own: of accelerate's, which moves weights, compiled, or of somebody else's."""
+    return not any(name in module.__dict__ for module in modules for name in _OWN)
 
 
 def _shell(module: Any) -> Any:
@@ -51,7 +55,7 @@ def _shell(module: Any) -> Any:
         )
     shell = object.__new__(type(module))
     shell.__dict__.update(module.__dict__, _modules=dict(module._modules))
-    for name in ("forward", "_hf_hook", "_old_forward"):
+    for name in ("_hf_hook", "_old_forward", *_OWN):
         shell.__dict__.pop(name, None)
     return shell
 

@@ -7,14 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from specnb.decoding import packed
-from specnb.decoding.borrow import Capture, borrow
+from specnb.decoding import grouped, lean, packed
+from specnb.decoding.borrow import Capture, borrow, untouched
 from specnb.decoding.contracts import Row
-from specnb.decoding.grouped import grouped
-from specnb.decoding.lean import lean
 from specnb.decoding.store import RowStore, layer_plan
 
 M = TypeVar("M", bound=PreTrainedModel)
@@ -224,7 +222,11 @@ class CachedLM:
 
 def fastest(model: M) -> M:
     """The module tree to run: with packed weights if there are some, attention that copies no keys, and less Python."""
-    return grouped(lean(packed.view(model)))
+    modules, quick = dict(model.named_modules()), packed.stands(model)
+    replaced: dict[str, nn.Module] = {**quick}
+    if untouched(modules.values()):
+        replaced = {**grouped.stands(modules), **lean.stands(modules), **quick}  # attentions before what lies in them
+    return borrow(model, replaced) if replaced else model
 
 
 def check_rollback(model: PreTrainedModel) -> None:

@@ -7,6 +7,7 @@ whole store, in every layer, in every step. torch's CPU kernel reads them in pla
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -39,22 +40,30 @@ AttentionInterface.register(NAME, grouped_sdpa)
 
 
 def grouped(model: M) -> M:
-    """The model with such attentions where it can have them: sdpa on a CPU; else the model itself. It is not changed."""
-    found = {name: module for name, module in model.named_modules() if _shares_heads(module)}
-    if not found or model.device.type != "cpu" or not untouched(model):
-        return model
+    """The model with such attentions where it can have them; else the model itself. It is not changed."""
+    modules = dict(model.named_modules())
+    replaced = stands(modules) if untouched(modules.values()) else {}
+    return borrow(model, replaced) if replaced else model
+
+
+def stands(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """What stands in for the attentions among a model's modules, by path: those that use sdpa on a CPU."""
     configs: dict[int, Any] = {}
-    replaced = {}
-    for name, module in found.items():
+    replaced: dict[str, nn.Module] = {}
+    for name, module in modules.items():
+        if not _shares_heads(module):
+            continue
         if id(module.config) not in configs:
             configs[id(module.config)] = copy.copy(module.config)
             configs[id(module.config)].__dict__["_attn_implementation_internal"] = NAME
         replaced[name] = borrow(module, {})
         replaced[name].__dict__["config"] = configs[id(module.config)]
-    return borrow(model, replaced)
+    return replaced
 
 
 def _shares_heads(module: nn.Module) -> bool:
     config = getattr(module, "config", None)
     groups = module.__dict__.get("num_key_value_groups", 1)
-    return bool(groups > 1 and getattr(config, "_attn_implementation", None) == "sdpa")
+    if groups <= 1 or getattr(config, "_attn_implementation", None) != "sdpa":
+        return False
+    return all(parameter.device.type == "cpu" for parameter in module.parameters())

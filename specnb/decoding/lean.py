@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -54,10 +54,16 @@ class LeanNorm(Stand):
 
 def lean(model: M) -> M:
     """The model with such layers where it can have them; else the model itself. It is not changed."""
-    if _listened_to() or not untouched(model):
-        return model
-    replaced = {name: stand for name, module in model.named_modules() if name and (stand := _stand(module)) is not None}
+    modules = dict(model.named_modules())
+    replaced = stands(modules) if untouched(modules.values()) else {}
     return borrow(model, replaced) if replaced else model
+
+
+def stands(modules: Mapping[str, nn.Module]) -> dict[str, Stand]:
+    """What stands in for such layers among a model's modules, by path."""
+    if _listened_to():
+        return {}
+    return {name: stand for name, module in modules.items() if name and (stand := _stand(module)) is not None}
 
 
 def _stand(module: nn.Module) -> Stand | None:

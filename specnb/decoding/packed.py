@@ -78,6 +78,11 @@ def pack(model: M) -> M:
     Returns:
         A module tree with the packed weights, or the model itself where nothing was packed.
     """
+    replaced = _packed(model)
+    return borrow(model, replaced) if replaced else model
+
+
+def _packed(model: PreTrainedModel) -> dict[str, PackedLinear]:
     with _LOCK:
         layers = _linear_layers(model)
         stamp = _stamp(layers)
@@ -85,14 +90,12 @@ def pack(model: M) -> M:
         if known is None or known[0] != stamp:
             _PACKED.pop(model, None)
             if not layers:
-                return model
+                return {}
             size = min(_CACHE, sum(layer.weight.nbytes for layer in layers.values()))
             starts = {name: _pays_from(layer, size) for name, layer in layers.items()}
             packed = {name: PackedLinear(layers[name], rows) for name, rows in starts.items() if rows is not None}
             known = _PACKED[model] = stamp, packed
-        if not known[1] or any(forward_replaced(module) for module in model.modules()):
-            return model
-        return borrow(model, known[1])
+        return {} if any(forward_replaced(module) for module in model.modules()) else known[1]
 
 
 def unpack(model: PreTrainedModel) -> None:
@@ -104,6 +107,11 @@ def unpack(model: PreTrainedModel) -> None:
 def view(model: M) -> M:
     """A module tree with packed weights if `pack` made some, else the model itself."""
     return pack(model) if model in _PACKED else model
+
+
+def stands(model: PreTrainedModel) -> dict[str, PackedLinear]:
+    """What stands in for the model's layers in that tree, by path; nothing if `pack` made none."""
+    return _packed(model) if model in _PACKED else {}
 
 
 def packed_bytes(model: PreTrainedModel) -> int:

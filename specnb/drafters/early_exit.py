@@ -77,7 +77,7 @@ class EarlyExitTarget(CachedLM):
         size = {key: options[key] for key in ("capacity", "prefill_chunk_size") if key in options}
         self.lower = LowerLayers(model, exit, rows, self.store, **size)
         if exit not in _CHECKED.setdefault(given, set()):
-            check_halves(model, self.lower.model, self.lower.last, self._upper, self._inject)
+            check_halves(model, self.lower.model, self.lower.last, self._upper, self._inject, exit)
             _CHECKED[given].add(exit)
 
     def logits(self, rows: Sequence[Row], extra: Sequence[Sequence[int]], keep: Sequence[int]) -> list[Tensor]:
@@ -98,7 +98,7 @@ class EarlyExitTarget(CachedLM):
 
 @torch.no_grad()
 def check_halves(
-    model: PreTrainedModel, lower: PreTrainedModel, last: Capture, upper: PreTrainedModel, inject: Inject
+    model: PreTrainedModel, lower: PreTrainedModel, last: Capture, upper: PreTrainedModel, inject: Inject, exit: int
 ) -> None:
     """Raise ValueError unless the two halves, one after the other, give what the whole gives on two tokens."""
     tokens = torch.tensor([[0, 1]], device=model.get_input_embeddings().weight.device)
@@ -117,6 +117,6 @@ def check_halves(
     except Exception as error:
         reason = error
     raise ValueError(
-        f"assistant_early_exit cannot be used with {type(model).__name__}: its layers, run in two halves, do not reproduce the "
-        f"whole ({reason}). Choose another exit layer, or another method."
+        f"assistant_early_exit={exit} cannot be used with {type(model).__name__}: its layers, run in two halves, do not reproduce the "
+        f"whole ({reason}). Choose {'an earlier exit' if exit > 1 else 'another exit'}, or another method."
     )

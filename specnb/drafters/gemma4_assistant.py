@@ -36,7 +36,7 @@ class _Once(Stand):
 
 
 def _turning_once(assistant: PreTrainedModel) -> PreTrainedModel:
-    if not untouched(assistant):
+    if not untouched(assistant.modules()):
         return assistant
     return borrow(assistant, {"model.rotary_emb": _Once(assistant.model.rotary_emb)})
 

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from specnb.models.embedded import CARDS
 from specnb.models.registry import REGISTERED, nearest
 
 
@@ -15,8 +16,9 @@ class LoadError(OSError):
 
 
 OFFLINE = (
-    "What works offline: local folders and .gguf files, hub models that are already in the hub's cache on this machine, and "
-    "'smollm2-135m-q4' once it has been loaded (the first time it needs a Python package index, not the hub)."
+    f"What works offline: the models that come with specnb ({', '.join(CARDS)}), local folders and .gguf files, hub models that are "
+    "already in the hub's cache on this machine, and 'smollm2-135m-q4' once it has been loaded (the first time it needs a Python "
+    "package index, not the hub)."
 )
 
 

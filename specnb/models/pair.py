@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -113,6 +114,25 @@ def difference(tokenizer: Any, other: Any) -> str | None:
     one, two = text_tokenizer(tokenizer), text_tokenizer(other)
     if one is two:
         return None
+    known, stamp = _COMPARED.setdefault(one, WeakKeyDictionary()), (_stamp(one), _stamp(two))
+    if known.get(two, (None,))[0] != stamp:
+        known[two] = stamp, _difference(one, two)
+    found: str | None = known[two][1]
+    return found
+
+
+_COMPARED: WeakKeyDictionary[Any, WeakKeyDictionary[Any, tuple[Any, str | None]]] = WeakKeyDictionary()
+
+
+def _stamp(tokenizer: Any) -> tuple[Any, ...]:
+    """Changes when tokens are added or special ones appointed."""
+    roles = tuple(
+        (getattr(tokenizer, f"{role}_token", None), getattr(tokenizer, f"{role}_token_id", None)) for role in _SPECIAL
+    )
+    return len(tokenizer), tuple(sorted(tokenizer.get_added_vocab().items())), roles
+
+
+def _difference(one: Any, two: Any) -> str | None:
     for text in PROBES:
         ids, their_ids = _encode(one, text), _encode(two, text)
         if ids != their_ids:

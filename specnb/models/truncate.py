@@ -22,7 +22,9 @@ def truncate(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     _refuse(model)
     total = model.config.get_text_config(decoder=True).num_hidden_layers
     if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers < total:
-        raise ValueError(f"layers={layers!r}: this model has {total} layers, so the draft can have 1 to {total - 1}.")
+        raise ValueError(
+            f"a draft of {layers!r} layers cannot be made: this model has {total} layers, so the draft can have 1 to {total - 1}."
+        )
     config = _shortened(model.config, layers)
     try:
         with torch.device("meta"):

@@ -76,7 +76,11 @@ def specbench_parser() -> Parser:
         help=f"of {', '.join(METHODS)}; default: all that the pair can run",
     )
     own.add_argument(
-        "--vary", type=_vary, metavar="OPTION=VALUES", help="a run for each value: num_assistant_tokens=1,2,4-8"
+        "--vary",
+        type=_vary,
+        action=_Once,
+        metavar="OPTION=VALUES",
+        help="a run for each value: num_assistant_tokens=1,2,4-8",
     )
     own.add_argument("--repeats", type=_repeats, metavar="N", help="how often each run is timed; default 3")
     own.add_argument(
@@ -84,6 +88,15 @@ def specbench_parser() -> Parser:
     )
     _options(parser)
     return parser
+
+
+class _Once(argparse.Action):
+    """Takes one value; a second one would silently replace it."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if hasattr(namespace, self.dest):
+            parser.error(f"{option_string} was given twice; it varies one option.")
+        setattr(namespace, self.dest, values)
 
 
 def _cell(parser: Parser, result: str) -> Any:

@@ -86,12 +86,10 @@ class Parser(argparse.ArgumentParser):
         words = split_line(line)
         if {"-h", "--help"} & set(words):
             return {"help": True}
+        if self._get_positional_actions():  # among these, the value of a mistyped option would be taken for one
+            self._refuse_unknown(word for word in words if word.startswith("--") and " " not in word and word != "--")
         known, extra = self.parse_known_args([_DASHES.sub(rf"\1{_GUARD}--", word) for word in words])
-        for word in extra:
-            if word.startswith("-") and word != "-":
-                raise UsageError(
-                    unknown("option", word.partition("=")[0], (f for f in self.flags if f.startswith("--")))
-                )
+        self._refuse_unknown(word for word in extra if word.startswith("-") and word != "-")
         if extra:
             where = ": the prompt goes into the lines below" if self.prog == "%%specgen" else ""
             comment = " Comments have no place on this line." if extra[0].startswith("#") or "#" in extra else ""
@@ -99,6 +97,13 @@ class Parser(argparse.ArgumentParser):
                 f"{self.prog}: unexpected {extra[0]!r}{where}.{comment} (%{self.prog.strip('%')} -h lists the options)"
             )
         return {name: _unguarded(value) for name, value in vars(known).items()}
+
+    def _refuse_unknown(self, words: Iterable[str]) -> None:
+        for name in (word.partition("=")[0] for word in words):
+            if name == "--method" and name not in self.flags:
+                raise UsageError(f"{self.prog} has no --method: write the methods' names alone ({', '.join(METHODS)}).")
+            if name not in self.flags:
+                raise UsageError(unknown("option", name, (f for f in self.flags if f.startswith("--"))))
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError instead of leaving the process."""

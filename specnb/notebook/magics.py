@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 from traitlets import Bool, Enum, Int
 from traitlets import default as trait_default
 
@@ -141,14 +141,14 @@ class SpecMagics(Magics):
         self._generate(pair, view, own["output"], method=method, **inputs, **options)
 
     @no_var_expand
-    @cell_magic
-    def specbench(self, line: str, cell: str) -> None:
+    @line_cell_magic
+    def specbench(self, line: str, cell: str | None = None) -> None:
         raw, self._raw = self._raw, None
         options = _PARSERS["specbench"].read(line)
         if options.pop("help", False):
             print(_PARSERS["specbench"].format_help())
             return
-        prompts = split_prompts(exact_body(line, cell, raw, "%%specbench"))
+        prompts = split_prompts(exact_body(line, cell or "", raw, "%%specbench"))
         if not prompts:
             raise UsageError(
                 "%%specbench: the cell has no prompt: write one below the line, or several with lines of --- between."

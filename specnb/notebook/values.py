@@ -16,12 +16,16 @@ def values(option: Option, text: str) -> list[Any]:
         word = part.strip()
         low, dash, high = word.partition("-")
         if option.type is int and dash and low.strip().isdecimal() and high.strip().isdecimal():
+            if int(low) > int(high):
+                raise ValueError(f"{word!r} runs backwards: write {high.strip()}-{low.strip()}.")
             found += range(int(low), min(int(high), int(low) + _MOST) + 1)
         elif word:
             found.append(_read(option, word))
     checked = list(dict.fromkeys(option.check(value) for value in found))
     if not checked or len(checked) > _MOST:
-        raise ValueError(f"give 1 to {_MOST} values of {option.name}, such as 1, 2, 4-8; these are {len(checked)}.")
+        raise ValueError(
+            f"give 1 to {_MOST} values of {option.name}, such as 1, 2, 4-8; these are {'none' if not checked else 'more'}."
+        )
     return checked
 
 
