@@ -55,7 +55,7 @@ def check_names(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
     forward = signature(type(model).forward).parameters
     known = {*vars(GenerationConfig()), *signature(type(model).generate).parameters, *forward}
     for name in options:
-        near = [] if name in known or "kwargs" in name else get_close_matches(name, [*known, *BY_NAME], 1, 0.85)
+        near = [] if name in known else get_close_matches(name, [*known, *BY_NAME], 1, 0.85)
         if near:
             raise ValueError(f"unknown option {name!r}. Did you mean {near[0]!r}?")
 
