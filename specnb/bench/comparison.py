@@ -185,7 +185,11 @@ class Comparison:
         return table(*self.table(times=False))
 
     def __repr__(self) -> str:
-        return f"Comparison({len(self.rows)} runs, {self.prompts} prompt{'s' * (self.prompts > 1)}, {self.repeats} repeat{'s' * (self.repeats > 1)})"
+        from specnb.views.text import counted
+
+        return (
+            f"Comparison({len(self.rows)} runs, {counted(self.prompts, 'prompt')}, {counted(self.repeats, 'repeat')})"
+        )
 
     def _repr_html_(self) -> str:
         from specnb.views.html import comparison_view

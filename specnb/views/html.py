@@ -26,8 +26,8 @@ STYLE = (
     ".specnb details[open]~pre del,.specnb small del{display:inline}"
     ".specnb i{border-left:1px dotted;margin:0 1px;opacity:.5}"
     ".specnb small,.specnb summary{font-size:.85em;opacity:.85}"
-    ".specnb td,.specnb th{padding:.15em .7em;text-align:left}"
-    ".specnb .n{text-align:right}"
+    ".specnb.specnb table td,.specnb.specnb table th{padding:.15em .5em;text-align:left}"  # twice, to count for more than JupyterLab's
+    ".specnb.specnb table .n{text-align:right}"
     "</style>"
 )
 _BORDER = "<i></i>"

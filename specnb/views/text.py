@@ -115,8 +115,8 @@ def cell(value: object) -> str:
 
 
 def numeric_columns(cells: Sequence[Sequence[str]], count: int) -> list[bool]:
-    """Which columns hold numbers only (dashes aside)."""
-    columns = [[row[i] for row in cells if row[i] != "-"] for i in range(count)]
+    """Which columns hold numbers only (dashes and gaps aside)."""
+    columns = [[row[i] for row in cells if row[i] not in ("", "-")] for i in range(count)]
     return [bool(column) and all(text[:1].isdigit() or text[:1] == "-" for text in column) for column in columns]
 
 
