@@ -210,3 +210,13 @@ def test_mtp_layers_are_trained_as_they_are_stored(name: str) -> None:
             answer = (batch.weights == 1)[0, 1 + depth :]
             guesses = mtp._project_to_logits(state).argmax(-1)[0, : -1 - depth]
             assert float((guesses == out.logits.argmax(-1)[0, depth:-1])[answer].float().mean()) > 0.7
+
+
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.float16)])
+def test_a_gemma4_drafter_in_another_dtype(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    pair = specnb.load("tiny-gemma4", assistant="tiny-gemma4-assistant")
+    pair.target.to(dtypes[0])
+    pair.assistant.to(dtypes[1])
+    plain = specnb.generate(pair, "Once upon a time", method="plain", max_new_tokens=24, do_sample=False)
+    result = specnb.generate(pair, "Once upon a time", num_assistant_tokens=4, max_new_tokens=24, do_sample=False)
+    assert result.text == plain.text and result.num_accepted_draft_tokens > 8
