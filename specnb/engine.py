@@ -40,7 +40,7 @@ _FOR_ITS_LOOP = (
     "cache_position",
 )
 
-_UNCHECKED = ""
+_UNCHECKED = ""  # `assistant_for` is the assistant's method (None without one) where model and pair were checked before
 
 
 @dataclass
@@ -61,9 +61,7 @@ class Decoder:
     seed: int | None = None
     stopping_criteria: Sequence[Any] = ()
     probabilities: bool = False
-    assistant_for: str | None = (
-        _UNCHECKED  # the assistant's method (None without one), where model and pair were checked before
-    )
+    assistant_for: str | None = _UNCHECKED
     result: GenerationResult | None = None
 
     def __call__(self, model: PreTrainedModel, input_ids: Tensor, logits_processor: LogitsProcessorList,

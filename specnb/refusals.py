@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from specnb.decoding.cached import check_rollback
+from specnb.decoding.cached import check_rollback, forward_parameters
 from specnb.options import BY_NAME, Method
 
 if TYPE_CHECKING:
@@ -52,8 +52,11 @@ def check_options(options: Mapping[str, Any] | GenerationConfig) -> None:
 
 def check_names(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
     """Raise ValueError for an argument that nobody knows and that is nearly the name of one; transformers refuses the others."""
-    forward = signature(type(model).forward).parameters
-    known = {*vars(GenerationConfig()), *signature(type(model).generate).parameters, *forward}
+    known = {
+        *vars(model.generation_config),
+        *signature(type(model).generate).parameters,
+        *forward_parameters(type(model)),
+    }
     for name in options:
         near = [] if name in known else get_close_matches(name, [*known, *BY_NAME], 1, 0.85)
         if near:

@@ -93,9 +93,10 @@ def asks(value: Any) -> bool:
 def _lookup_length(options: dict[str, Any], given: Mapping[str, Any], config: GenerationConfig) -> dict[str, Any]:
     """transformers has a name of its own for prompt lookup's draft length."""
     length = given.get("prompt_lookup_num_tokens")
-    if length is not None:
+    if length is None:
+        length = config.prompt_lookup_num_tokens
+    else:
         length = replace(BY_NAME["num_assistant_tokens"], name="prompt_lookup_num_tokens").check(length)
-    if length is not None and options.get("num_assistant_tokens", length) != length:
-        raise ValueError("prompt_lookup_num_tokens and num_assistant_tokens differ; they are one option, give one.")
-    length = length if length is not None else config.prompt_lookup_num_tokens
+        if options.get("num_assistant_tokens", length) != length:
+            raise ValueError("prompt_lookup_num_tokens and num_assistant_tokens differ; they are one option, give one.")
     return options if length is None else {"num_assistant_tokens": length, **options}

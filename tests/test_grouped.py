@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import tiny
 import torch
 from checks import configs, plain, spec
 from transformers.integrations import sdpa_attention
 
-from specnb.decoding.grouped import grouped
+from specnb.decoding.borrow import exchanged
+from specnb.decoding.grouped import stands
+
+grouped = partial(exchanged, stands=stands)
 
 X = tiny.ids(0, 40)
 

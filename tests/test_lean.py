@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from torch import nn
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from specnb.decoding.lean import LeanLinear, LeanNorm, lean
+from specnb.decoding.borrow import exchanged
+from specnb.decoding.lean import LeanLinear, LeanNorm, stands
+
+lean = partial(exchanged, stands=stands)
 
 X = tiny.ids(0, 40)
 

@@ -22,8 +22,9 @@ _DRAFT = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_co
 class Reference:
     """Runs transformers' `generate()` with what an arm of a comparison asks specnb for.
 
-    Who drafts (early exit: the target itself) is a shallow copy with a generation config of its own, where transformers looks for draft lengths (and writes
-    to them). `adaptive` schedules exist here only; for those, and where no length is given, transformers' defaults apply.
+    Who drafts (early exit: the target itself) is a shallow copy with a generation config of its own, where transformers looks for
+    draft lengths (and writes to them). `adaptive` schedules exist here only; for those, and where no length is given, transformers'
+    defaults apply.
     """
 
     def __init__(self, pair_or_model: Any, common: Mapping[str, Any]) -> None:

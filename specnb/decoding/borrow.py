@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 M = TypeVar("M", bound=nn.Module)
-_OWN = (
-    "forward",
-    "_compiled_call_impl",
-)  # in the dictionary of a module: what is called instead of its class's forward
+# in the dictionary of a module: what is called instead of its class's forward
+_OWN = ("forward", "_compiled_call_impl")
 
 
 def borrow(model: M, replaced: Mapping[str, nn.Module]) -> M:
@@ -44,6 +42,13 @@ def forward_replaced(module: nn.Module) -> bool:
 def untouched(modules: Iterable[nn.Module]) -> bool:
     """Whether none has a forward of its own: of accelerate's, which moves weights, compiled, or of somebody else's."""
     return not any(name in module.__dict__ for module in modules for name in _OWN)
+
+
+def exchanged(model: M, stands: Callable[[Mapping[str, nn.Module]], Mapping[str, nn.Module]]) -> M:
+    """`model` with what `stands` finds for its modules; the model itself where that is nothing, or where one is not `untouched`."""
+    modules = dict(model.named_modules())
+    replaced = stands(modules) if untouched(modules.values()) else {}
+    return borrow(model, replaced) if replaced else model
 
 
 def _shell(module: Any) -> Any:

@@ -71,7 +71,7 @@ class CachedLM:
         self._first_inputs = dict(first_inputs or {})
         types = self._first_inputs.get("token_type_ids") if self.config is model.config else None
         self._token_type = None if types is None else types[:, -1:]
-        parameters = _parameters(type(model))
+        parameters = forward_parameters(type(model))
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"  # renamed in transformers 5.24
         if self._cache_name not in parameters:
             raise ValueError(
@@ -244,7 +244,7 @@ def check_stateful(model: PreTrainedModel) -> None:
         )
 
 
-def _parameters(kind: type) -> Collection[str]:
+def forward_parameters(kind: type) -> Collection[str]:
     """The names that a model's forward takes; of the nearest class whose forward names its inputs."""
     for one in kind.__mro__:
         names = inspect.signature(one.__dict__["forward"]).parameters if "forward" in one.__dict__ else {}

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from specnb.decoding.borrow import borrow, untouched
-
-M = TypeVar("M", bound=PreTrainedModel)
+from specnb.decoding.borrow import borrow
 
 NAME = "specnb_grouped_sdpa"
 
@@ -37,13 +35,6 @@ def grouped_sdpa(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, a
 
 _UNUSUAL = ("position_bias", "softcap")
 AttentionInterface.register(NAME, grouped_sdpa)
-
-
-def grouped(model: M) -> M:
-    """The model with such attentions where it can have them; else the model itself. It is not changed."""
-    modules = dict(model.named_modules())
-    replaced = stands(modules) if untouched(modules.values()) else {}
-    return borrow(model, replaced) if replaced else model
 
 
 def stands(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:

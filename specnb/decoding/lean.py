@@ -8,18 +8,18 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_of_torch
 
-from specnb.decoding.borrow import Stand, borrow, untouched
+from specnb.decoding.borrow import Stand
 
-M = TypeVar("M", bound=nn.Module)
 _Scale = Callable[[Tensor], Tensor]
 
 _SCALES: tuple[_Scale, ...] = (lambda weight: weight, lambda weight: 1.0 + weight)  # Gemma 2 and 3 store weight - 1
+_WIDTH = 48  # of a norm that has no weight and so takes any
 _KNOWN: dict[tuple[Any, ...], _Scale | None] = {}  # by class, width, eps, dtype and device
 
 
@@ -52,13 +52,6 @@ class LeanNorm(Stand):
     __call__ = forward
 
 
-def lean(model: M) -> M:
-    """The model with such layers where it can have them; else the model itself. It is not changed."""
-    modules = dict(model.named_modules())
-    replaced = stands(modules) if untouched(modules.values()) else {}
-    return borrow(model, replaced) if replaced else model
-
-
 def stands(modules: Mapping[str, nn.Module]) -> dict[str, Stand]:
     """What stands in for such layers among a model's modules, by path."""
     if _listened_to():
@@ -82,9 +75,6 @@ def _norm(module: nn.Module) -> LeanNorm | None:
         return None if _scale(module, torch.ones(_WIDTH), eps) is None else LeanNorm(module, None, eps)
     scale = _scale(module, weight, eps)
     return None if scale is None else LeanNorm(module, scale(weight.detach()), eps)
-
-
-_WIDTH = 48  # of a norm that has no weight and so takes any
 
 
 def _scale(module: nn.Module, weight: Tensor, eps: float | None) -> _Scale | None:

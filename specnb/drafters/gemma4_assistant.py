@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specnb.decoding.borrow import Stand, borrow, untouched
+from specnb.decoding.borrow import Stand, exchanged
 from specnb.decoding.cached import CachedLM, fastest
 from specnb.decoding.contracts import Draft, Row
 from specnb.drafters.growing import Drawing, Growing
@@ -35,10 +35,8 @@ class _Once(Stand):
         return found[layer_type]
 
 
-def _turning_once(assistant: PreTrainedModel) -> PreTrainedModel:
-    if not untouched(assistant.modules()):
-        return assistant
-    return borrow(assistant, {"model.rotary_emb": _Once(assistant.model.rotary_emb)})
+def _turning_once(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    return {"model.rotary_emb": _Once(modules["model.rotary_emb"])}
 
 
 class Gemma4Assistant:
@@ -48,7 +46,7 @@ class Gemma4Assistant:
     reads_target = True
 
     def __init__(self, assistant: PreTrainedModel, target: CachedLM, drawing: Drawing) -> None:
-        self.assistant, self.target, self.drawing = _turning_once(fastest(assistant)), target, drawing
+        self.assistant, self.target, self.drawing = exchanged(fastest(assistant), _turning_once), target, drawing
         self.embed = target.model.get_input_embeddings()
         self.device, self.dtype = assistant.pre_projection.weight.device, assistant.pre_projection.weight.dtype
         types = target.config.layer_types

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specnb.decoding import lean
+from specnb.decoding.borrow import exchanged
 from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Draft, Row
-from specnb.decoding.lean import lean
 from specnb.decoding.store import RowStore
 from specnb.drafters.growing import Drawing, Growing
 
@@ -33,7 +34,7 @@ class MtpLayers:
     def __init__(
         self, mtp: Any, target: CachedLM, rows: Sequence[Row], size: Mapping[str, Any], drawing: Drawing
     ) -> None:
-        self.mtp, self.target, self.drawing = lean(mtp), target, drawing
+        self.mtp, self.target, self.drawing = exchanged(mtp, lean.stands), target, drawing
         self.depth = len(mtp.layers)
         self.device = next(mtp.layers.parameters()).device
         self.store = RowStore(mtp.config, [row.index for row in rows], size["capacity"])
