@@ -11,6 +11,7 @@ _HOME = {
     "generate": "specnb.api",
     "pack": "specnb.decoding.packed",
     "unpack": "specnb.decoding.packed",
+    "cuda_graphs": "specnb.decoding.graphs",
     "decoder": "specnb.api",
     "load": "specnb.models",
     "load_mtp": "specnb.models.mtp",
@@ -28,6 +29,7 @@ __all__ = sorted(_HOME)
 if TYPE_CHECKING:
     from specnb.api import decoder as decoder
     from specnb.api import generate as generate
+    from specnb.decoding.graphs import cuda_graphs as cuda_graphs
     from specnb.decoding.packed import pack as pack
     from specnb.decoding.packed import unpack as unpack
     from specnb.models import Pair as Pair

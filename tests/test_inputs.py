@@ -40,6 +40,13 @@ NAMES: list[tuple[Any, list[str]]] = [
     (lambda pair: compare("tiny-llama", "Hi", ["plain"]), ["specnb.load('tiny-llama')"]),
     (lambda pair: specnb.save_pair(pair.target, "x"), ["LlamaForCausalLM", "specnb.Pair(model, tokenizer)"]),
     (lambda pair: specnb.load("tiny-llama", pack="maybe"), ["pack='maybe'", "True, False or None"]),
+    (
+        lambda pair: specnb.load("tiny-llama", device_map="gpu"),
+        ["device_map='gpu'", "no device 'gpu'", "'cpu'", "auto"],
+    ),
+    (lambda pair: specnb.load("tiny-llama", device_map={"": "cuda:99"}), ["no device 'cuda:99'", "'cpu'", "auto"]),
+    (lambda pair: specnb.load("tiny-llama", device_map=3.5), ["device_map=3.5", "'cpu'", "auto"]),
+    (lambda pair: specnb.load("tiny-llama", cuda_graphs=True), ["cuda_graphs=True", "device_map='cuda'"]),
     (lambda pair: specnb.load("tiny-llama", dtype="float7"), ["dtype='float7'", "bfloat16"]),
     (lambda pair: specnb.Panel(pair, method="draft_mode"), ["draft_mode", "Did you mean 'draft_model'"]),
 ]

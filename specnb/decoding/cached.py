@@ -13,11 +13,12 @@ from transformers import DynamicCache, PreTrainedModel
 from specnb.decoding import grouped, lean, packed
 from specnb.decoding.borrow import Capture, borrow, untouched
 from specnb.decoding.contracts import Row
+from specnb.decoding.graphs import Graphs, Pass, recorder
 from specnb.decoding.store import RowStore, layer_plan
 
 M = TypeVar("M", bound=PreTrainedModel)
 
-_NO_ROWS = ("bloom", "mpt", "falcon", "gpt_neo")  # make a bias or mask of their own from slots or a 2-D mask
+_OWN_MASKS = ("bloom", "mpt", "falcon", "gpt_neo")  # make a bias or mask of their own from slots or a 2-D mask
 
 
 class CachedLM:
@@ -47,7 +48,7 @@ class CachedLM:
                  foreign_ids: bool = False, hidden_states: Literal["all", "kept"] | None = None) -> None:  # fmt: skip
         self.store = store or RowStore(model.config, [row.index for row in rows], capacity)
         check_stateful(model)
-        model = fastest(model)
+        given, model = model, fastest(model)
         self.model, self.config = model, model.config.get_text_config(decoder=True)
         self.device = model.get_input_embeddings().weight.device
         if self.device.type == "meta":  # offloaded by accelerate: its hooks bring the weights
@@ -80,8 +81,12 @@ class CachedLM:
         self._keeps = "logits_to_keep" in parameters
         self._positions = "position_ids" in parameters and not hasattr(model, "get_rope_index")
         self._attention = getattr(self.config, "_attn_implementation", "eager")
+        record = recorder(given)
         if len(rows) > 1:
-            self._check_rows()
+            self._check_masks("several rows at once cannot be decoded", "Generate the prompts one by one.")
+        if record:
+            self._check_masks("CUDA graphs cannot be used", "Call specnb.cuda_graphs(model, on=False).")
+        self._graphs = Graphs(self._block, self.store, record, self.device) if record else None
         if past is not None and past.get_seq_length():
             self.store.load(past, past.get_seq_length())
             self._agreed[rows[0].index] = past.get_seq_length()
@@ -153,13 +158,38 @@ class CachedLM:
     # ---- one forward
     def _forward(self, rows: Sequence[Row], fed: Sequence[Sequence[int]], starts: list[int], keep: int) -> Tensor:
         """Run `fed[i]` at positions from `starts[i]` on; logits of the last `keep` columns (0: the head is not run)."""
+        self.store.span.set(list(starts))
+
+        def ordinary() -> Pass:
+            return self._padded(fed, starts, keep)
+
+        out = ordinary() if self._graphs is None or not keep else self._graphs.run(fed, starts, ordinary)
+        if out.states is not None:
+            self._remember(rows, fed, starts, keep, out.states)
+        return out.logits[:, -keep:] if keep else out.logits
+
+    def _padded(self, fed: Sequence[Sequence[int]], starts: list[int], keep: int) -> Pass:
         width = max(map(len, fed))
         tokens = torch.tensor(
             [[*f, *[0] * (width - len(f))] for f in fed], device=self.device
         )  # padding: overwritten later
+        if self.store.span.uniform:
+            positions = torch.arange(starts[0], starts[0] + width, device=self.device).expand(len(starts), -1)
+        else:
+            positions = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
+        return self._pass(tokens, positions, keep, masked=not self.store.span.uniform)
+
+    def _block(self, block: Tensor) -> Pass:
+        """The same as a `graphs.Block`."""
+        starts, tokens = block[:, :1], block[:, 1:]
+        positions = starts + torch.arange(tokens.shape[1], device=self.device)
+        self.store.span.set_whole(positions)
+        return self._pass(tokens, positions, tokens.shape[1], masked=True)
+
+    def _pass(self, tokens: Tensor, positions: Tensor, keep: int, masked: bool) -> Pass:
+        """The model over `tokens` `[rows, width]`, all columns' states and at least the last `keep` columns' logits."""
         if self._last_id is not None:
             tokens = tokens.clamp(max=self._last_id)
-        self.store.span.set(list(starts))
         inputs: dict[str, Any] = {
             "input_ids": tokens,
             self._cache_name: self.store,
@@ -168,16 +198,12 @@ class CachedLM:
         }
         self._first_inputs = {}
         if self._token_type is not None:  # new tokens are of the last one's type, as in generate()
-            inputs.setdefault("token_type_ids", self._token_type.expand(-1, width))
-        if self.store.span.uniform:
-            positions = torch.arange(starts[0], starts[0] + width, device=self.device).expand(len(starts), -1)
-        else:
-            positions = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
+            inputs.setdefault("token_type_ids", self._token_type.expand(-1, tokens.shape[1]))
         if self._positions:  # padding, and rows past a draft model's end, must not leave a table of positions
             inputs["position_ids"] = (
                 positions.clamp(max=self.limit - 1) if self.limit and self.hard_limit else positions
             )
-        if not self.store.span.uniform:
+        if masked:
             inputs["attention_mask"] = self.store.mask(
                 positions, None if self._attention == "sdpa" else self.model.dtype
             )
@@ -186,10 +212,10 @@ class CachedLM:
             inputs["logits_to_keep"] = max(keep, 1)
         with torch.no_grad():
             out = (self.model if body is None else body)(**inputs, return_dict=True)
+        states = None
         if self._tap is not None:
-            self._remember(rows, fed, starts, keep, self._tap.value.last_hidden_state)
-            self._tap.value = None
-        return out.logits[:, -keep:] if keep else tokens.new_empty(0)
+            states, self._tap.value = self._tap.value.last_hidden_state, None
+        return Pass(out.logits if keep else tokens.new_empty(0), states)
 
     def _remember(
         self, rows: Sequence[Row], fed: Sequence[Sequence[int]], starts: Sequence[int], keep: int, states: Tensor
@@ -206,18 +232,17 @@ class CachedLM:
             else:
                 self.hidden[row.index] = starts[r], new
 
-    def _check_rows(self) -> None:
+    def _check_masks(self, what: str, remedy: str) -> None:
+        """Raise ValueError unless the model takes masks and positions as they are given."""
         kind, chunked = self.config.model_type, getattr(self.config, "attention_chunk_size", None)
         windows = {layer.window for layer in self.store.row_layers} - {None}
         reason = None
         if self._attention not in ("sdpa", "eager"):
             reason = f"its attention implementation {self._attention!r} takes no 4-D mask; load it with attn_implementation='sdpa'"
-        elif kind in _NO_ROWS or chunked or len(windows) > 1 or not self._positions or self._token_type is not None:
+        elif kind in _OWN_MASKS or chunked or len(windows) > 1 or not self._positions or self._token_type is not None:
             reason = "its layers build their own masks or positions from a 2-D mask"
         if reason:
-            raise ValueError(
-                f"several rows at once cannot be decoded with {kind!r}: {reason}. Generate the prompts one by one."
-            )
+            raise ValueError(f"{what} with {kind!r}: {reason}. {remedy}")
 
 
 def fastest(model: M) -> M:

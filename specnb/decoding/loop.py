@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Draft, Drafter, Row, Rule
-from specnb.decoding.probabilities import Law
+from specnb.decoding.probabilities import Law, read_choices
 from specnb.decoding.stops import Stops
 from specnb.trace import Step
 
@@ -39,7 +39,7 @@ def decode(target: CachedLM, drafter: Drafter | None, rows: Sequence[Row], *, ru
         logits = target.logits(active, [d.tokens for d in drafts], [len(d.tokens) + 1 for d in drafts])
         laws = [Law(row, draft, out, ensemble_weight) for row, draft, out in zip(active, drafts, logits, strict=True)]
         if not logits[0].is_cpu:
-            logits[0][-1, 0].item()  # the clock is to show the pass, not its launch
+            read_choices(laws)  # also waits: the clock is to show the pass, not its launch
         verified = time.perf_counter()
         outcomes = []
         for row, draft, law in zip(active, drafts, laws, strict=True):

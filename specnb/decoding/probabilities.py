@@ -168,3 +168,13 @@ class Law:
         if self._block is None:
             self._block = self.row.processors(None, self.logits)
         return self._block
+
+
+def read_choices(laws: Sequence[Law]) -> None:
+    """Bring the most probable tokens of all positions of a step from the device at once, where they are read as they stand."""
+    best = [(law._pointwise() if law.row.processors.pointwise else law.logits).argmax(-1) for law in laws]
+    read = torch.cat(best).tolist()
+    for law in laws:
+        if law.row.processors.pointwise:
+            law._choices = read[: len(law.logits)]
+        read = read[len(law.logits) :]

@@ -12,15 +12,23 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 
 
 class _Span:
-    """Where the next tokens go, shared by all layers: row r writes slots `starts[r]` to `starts[r] + q - 1`."""
+    """Where the next tokens go, shared by all layers: row r writes slots `starts[r]` to `starts[r] + q - 1`.
+
+    With `whole` all slots are handed to the attention, written or not, so that nothing depends on the starts but numbers.
+    """
 
     def __init__(self, rows: int, capacity: int) -> None:
         self.capacity = capacity
         self.set([0] * rows)
 
     def set(self, starts: list[int]) -> None:
-        self.starts, self.first, self.last = starts, min(starts), max(starts)
+        self.starts, self.first, self.last, self.whole = starts, min(starts), max(starts), False
         self._slots: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def set_whole(self, at: Tensor) -> None:
+        """Write slots `at` `[rows, q]`, which the store holds."""
+        self.whole = True
+        self._slots = {at.device: (torch.arange(at.shape[0], device=at.device)[:, None], at)}
 
     @property
     def uniform(self) -> bool:
@@ -46,6 +54,8 @@ class RowLayer(DynamicLayer):
 
     def visible(self, q: int) -> tuple[int, int]:
         """First and end slot that some of the next q tokens of some row can see."""
+        if self.span.whole:
+            return 0, self.keys.shape[2]
         first = 0 if self.window is None else max(0, self.span.first - self.window + 1)
         return first, self.span.last + q
 
@@ -59,7 +69,7 @@ class RowLayer(DynamicLayer):
         if end > self.keys.shape[2]:
             self.span.capacity = max(end, 2 * self.keys.shape[2], self.span.capacity)
             self.keys, self.values = self._grown(self.keys), self._grown(self.values)
-        if self.span.uniform:
+        if self.span.uniform and not self.span.whole:
             self.keys[:, :, end - q : end] = key_states
             self.values[:, :, end - q : end] = value_states
         else:
@@ -125,6 +135,14 @@ class RowStore(Cache):
     @property
     def row_layers(self) -> list[RowLayer]:
         return [layer for layer in self.layers if isinstance(layer, RowLayer)]
+
+    def tensors(self) -> list[Tensor]:
+        """All keys and values; others take their place when the store grows or a row leaves."""
+        return [kept for layer in self.row_layers if layer.is_initialized for kept in (layer.keys, layer.values)]
+
+    def holds(self, length: int) -> bool:
+        """Whether every layer has slots for so many tokens."""
+        return all(layer.is_initialized and length <= layer.keys.shape[2] for layer in self.row_layers)
 
     def follow(self, rows: Sequence[int]) -> None:
         """Keep only these of its rows (by the numbers they came with)."""

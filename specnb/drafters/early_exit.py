@@ -66,6 +66,7 @@ class EarlyExitTarget(CachedLM):
                 f"assistant_early_exit={exit} is not valid: {type(model).__name__} has {depth} layers, so give 1 to {depth - 1}."
             )
         super().__init__(model, rows, **options)
+        self._graphs = None  # the halves hand each other tensors that a recording would not see
         given, model = model, self.model
         path = layers_path(model)
         layers = model.get_submodule(path)

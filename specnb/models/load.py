@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import textwrap
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ SOURCES = ("hub", "package", "local")
 ASSISTANT = "assistant"
 """The subfolder in which `save_pair` puts the draft model."""
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+_PLANS = ("auto", "balanced", "balanced_low_0", "sequential")
+"""What accelerate distributes by itself."""
 _ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
 
@@ -34,6 +38,7 @@ def load(
     device_map: Any = None,
     source: str | None = None,
     pack: bool | None = None,
+    cuda_graphs: bool = False,
 ) -> Pair:
     """Load a target, and a draft model if `assistant` is given, ready to generate (eval mode), and check that they fit.
 
@@ -52,6 +57,8 @@ def load(
     verifying several tokens much cheaper and takes as much memory again; None does so where that is at most a quarter of
     the free memory. The card says so, and `specnb.unpack(pair.target)` undoes it.
 
+    `cuda_graphs` has small blocks run as CUDA graphs (`specnb.cuda_graphs`; the whole of each model on a CUDA device).
+
     A folder that `save_pair` wrote brings its draft model, and MTP layers of a checkpoint are read at once: later calls need neither
     disk nor network. GGUF files, alone or in a package, are converted on first use and kept in the cache folder ($SPECNB_CACHE, else
     specnb in $XDG_CACHE_HOME or ~/.cache). Raises LoadError, an OSError, if something cannot be loaded, and ValueError
@@ -61,6 +68,9 @@ def load(
         raise ValueError(f"unknown source {source!r}. Allowed: {', '.join(SOURCES)}, or None to decide.")
     if pack not in (None, True, False):
         raise ValueError(f"pack={pack!r} is not valid: pack must be True, False or None (where the memory allows it).")
+    if cuda_graphs and device_map in (None, "cpu"):
+        raise ValueError("cuda_graphs=True needs the model on a CUDA device: give device_map='cuda' too.")
+    _check_devices(device_map)
     dtype = _dtype(dtype)
     origin = _locate(os.fspath(name_or_path), source)
     if assistant is None and origin.local and (Path(origin.place) / ASSISTANT / "config.json").exists():
@@ -77,9 +87,11 @@ def load(
             pair.assistant, pair.assistant_tokenizer = _load(draft, dtype, device_map, tokenizer_optional=True)
         pair.card += f"\nDraft: {draft.card}"
     check_pair(pair.target, pair.tokenizer, pair.assistant, pair.assistant_tokenizer)
-    from specnb.decoding import packed  # needs torch
+    from specnb.decoding import graphs, packed  # need torch
 
     for model in (pair.target, pair.assistant):
+        if model is not None and cuda_graphs:
+            graphs.cuda_graphs(model)
         if model is not None and (packed.fits(model) if pack is None else pack):
             packed.pack(model)
     if packed.view(target) is not target:
@@ -93,6 +105,23 @@ def _dtype(dtype: Any) -> Any:
     if isinstance(named, str) and named not in _DTYPES:
         raise ValueError(f"dtype={dtype!r} is not valid. Allowed: {', '.join(_DTYPES)}, or a torch.dtype.")
     return named
+
+
+def _check_devices(device_map: Any) -> None:
+    """Raise ValueError for a device that is not there."""
+    import torch
+
+    places = list(device_map.values()) if isinstance(device_map, Mapping) else [device_map]
+    for place in places:
+        if place is None or place == "disk" or place in _PLANS:
+            continue
+        try:
+            torch.empty(0, device=place)
+        except Exception as error:  # of every kind, from torch's lookup to the driver
+            raise ValueError(
+                f"device_map={device_map!r} cannot be used here: there is no device {place!r} ({textwrap.shorten(str(error), 80)}). Allowed: None or 'cpu', "
+                f"the name of a device that torch sees, {', '.join(_PLANS)}, or a dict from module names to devices."
+            ) from error
 
 
 def _keep_mtp(target: Any) -> None:

@@ -136,6 +136,9 @@ def specload_parser() -> Parser:
     )
     parser.add_argument("--dtype", metavar="TYPE", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--device-map", metavar="MAP", help="cpu, cuda, auto (accelerate decides), ...; default cpu")
+    parser.add_argument(
+        "--cuda-graphs", action="store_true", help="run small blocks as CUDA graphs (needs --device-map cuda)"
+    )
     parser.add_argument("--source", metavar="SOURCE", help="hub, package or local: where the name is looked up")
     parser.add_argument("-o", "--output", type=_identifier, metavar="NAME", help="assign the Pair to this variable")
     parser.add_argument("--drop", metavar="NAME", help="let a loaded model go")

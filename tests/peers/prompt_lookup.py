@@ -1,9 +1,10 @@
-"""Prompt lookup against the peers, on the built-in suite: `python tests/peers/prompt_lookup.py [--threads 1] [--repeats 3]`.
+"""Prompt lookup against the peers, on the built-in suite: `python tests/peers/prompt_lookup.py [--threads 1] [--repeats 3] [--device cpu]`.
 
 All run the same SmolLM2-135M-Instruct in float32 in one process, taking turns; plain decoding is transformers' own. Peers that
 are not installed are left out (`pip install --no-deps flashspec==0.3.1 economize==0.3.2`; flashspec needs pydantic too). Per
 kind of prompt: the median over the prompts of plain seconds / seconds, each seconds a median over the repeats. Every text is
-compared with plain decoding's.
+compared with plain decoding's. On a GPU (`--device cuda`; not tried yet) specnb runs with CUDA graphs and without, and transformers' compiled
+`generate()` beside its plain one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Arm = Callable[[torch.Tensor, int], list[int]]
 def arms(pair: Any, unpacked: Any, k: int) -> dict[str, Arm]:
     """What is compared: the new ids after a prompt `[1, length]`. `unpacked` is the same model without packed weights."""
     model = unpacked.target
-    eos = model.generation_config.eos_token_id
+    eos, device = model.generation_config.eos_token_id, model.device
 
     def theirs(ids: torch.Tensor, new: int, **options: Any) -> list[int]:
         out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, **options)
@@ -51,6 +52,11 @@ def arms(pair: Any, unpacked: Any, k: int) -> dict[str, Arm]:
         f"specnb, k={k}, not packed": lambda ids, new: ours(ids, new, model, prompt_lookup_num_tokens=k),
         "specnb plain": ours,
     }
+    if device.type == "cuda":
+        specnb.cuda_graphs(pair.target)
+        del found[f"specnb, k={k}, not packed"]
+        found["specnb, no CUDA graphs"] = lambda ids, new: ours(ids, new, model, method="prompt_lookup")
+        found["transformers plain, compiled"] = lambda ids, new: theirs(ids, new, cache_implementation="static")
     try:
         import economize
         from economize.techniques.lookup import LookupConfig
@@ -65,10 +71,10 @@ def arms(pair: Any, unpacked: Any, k: int) -> dict[str, Arm]:
         from flashspec.engine.ngram import NgramDrafter
         from flashspec.engine.verifier import TargetModel
 
-        config = FlashSpecConfig(drafter_name="ngram", target_name="smollm2", device="cpu", dtype="float32", eos_token_ids=(eos,),
+        config = FlashSpecConfig(drafter_name="ngram", target_name="smollm2", device=str(device), dtype="float32", eos_token_ids=(eos,),
                                  drafter_strategy="bandit", bandit=BanditConfig(n_arms=1),
                                  sampling=SamplingConfig(gamma=k, temperature=0.0, variant="greedy"))  # fmt: skip
-        wrapped = TargetModel("smollm2", torch.device("cpu"), torch.float32, model=model)
+        wrapped = TargetModel("smollm2", device, torch.float32, model=model)
         engine = SpeculativeEngine(config, [NgramDrafter()], wrapped)
         found["flashspec"] = lambda ids, new: [
             token
@@ -88,17 +94,18 @@ def main() -> None:
     parser.add_argument("--num-assistant-tokens", type=int, default=8)
     parser.add_argument("--kinds", nargs="*", default=["edit code", "summarise", "open story"])
     parser.add_argument("--prompts", type=int, default=4, help="of each kind")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     transformers.logging.set_verbosity_error()
-    pair, unpacked = specnb.load("smollm2-135m-q4", pack=True), specnb.load("smollm2-135m-q4", pack=False)
+    pair, unpacked = (specnb.load("smollm2-135m-q4", pack=pack, device_map=args.device) for pack in (True, False))
     compared = arms(pair, unpacked, args.num_assistant_tokens)
     ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     same = dict.fromkeys(compared, True)
     for kind in args.kinds:
         for prompt in PROMPTS[kind][: args.prompts]:
-            ids = prompt_inputs(pair.tokenizer, prompt, device="cpu")["input_ids"]
+            ids = prompt_inputs(pair.tokenizer, prompt, device=args.device)["input_ids"]
             seconds: dict[str, list[float]] = defaultdict(list)
             for turn in range(args.repeats + 1):
                 texts = {}
