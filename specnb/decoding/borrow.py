@@ -31,6 +31,8 @@ def borrow(model: M, replaced: Mapping[str, nn.Module]) -> M:
                 copies[here] = _shell(parent._modules[names[depth - 1]])
                 parent._modules[names[depth - 1]] = copies[here]
         copies[".".join(names[:-1])]._modules[names[-1]] = module
+    for shell in copies.values():
+        shell.__dict__.update(shell._modules)  # found there, they need not be looked for in Python
     return copies[""]  # type: ignore[return-value]
 
 
@@ -60,7 +62,7 @@ def _shell(module: Any) -> Any:
         )
     shell = object.__new__(type(module))
     shell.__dict__.update(module.__dict__, _modules=dict(module._modules))
-    for name in ("_hf_hook", "_old_forward", *_OWN):
+    for name in ("_hf_hook", "_old_forward", *_OWN, *shell._modules):
         shell.__dict__.pop(name, None)
     return shell
 

@@ -247,10 +247,12 @@ class CachedLM:
 
 def fastest(model: M) -> M:
     """The module tree to run: with packed weights if there are some, attention that copies no keys, and less Python."""
-    modules, quick = dict(model.named_modules()), packed.stands(model)
+    modules = dict(model.named_modules())
+    quick = packed.stands(model, modules)
     replaced: dict[str, nn.Module] = {**quick}
     if untouched(modules.values()):
-        replaced = {**grouped.stands(modules), **lean.stands(modules), **quick}  # attentions before what lies in them
+        others = {name: module for name, module in modules.items() if name not in quick}
+        replaced = {**grouped.stands(others), **lean.stands(others), **quick}  # attentions before what lies in them
     return borrow(model, replaced) if replaced else model
 
 

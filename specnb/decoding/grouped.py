@@ -53,7 +53,7 @@ def stands(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 def _shares_heads(module: nn.Module) -> bool:
-    config = getattr(module, "config", None)
+    config = module.__dict__.get("config")
     groups = module.__dict__.get("num_key_value_groups", 1)
     if groups <= 1 or getattr(config, "_attn_implementation", None) != "sdpa":
         return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -78,13 +78,13 @@ def pack(model: M) -> M:
     Returns:
         A module tree with the packed weights, or the model itself where nothing was packed.
     """
-    replaced = _packed(model)
+    replaced = _packed(model, dict(model.named_modules()))
     return borrow(model, replaced) if replaced else model
 
 
-def _packed(model: PreTrainedModel) -> dict[str, PackedLinear]:
+def _packed(model: PreTrainedModel, modules: Mapping[str, nn.Module]) -> dict[str, PackedLinear]:
     with _LOCK:
-        layers = _linear_layers(model)
+        layers = _linear_layers(modules)
         stamp = _stamp(layers)
         known = _PACKED.get(model)
         if known is None or known[0] != stamp:
@@ -95,7 +95,7 @@ def _packed(model: PreTrainedModel) -> dict[str, PackedLinear]:
             starts = {name: _pays_from(layer, size) for name, layer in layers.items()}
             packed = {name: PackedLinear(layers[name], rows) for name, rows in starts.items() if rows is not None}
             known = _PACKED[model] = stamp, packed
-        return {} if any(forward_replaced(module) for module in model.modules()) else known[1]
+        return {} if any(map(forward_replaced, modules.values())) else known[1]
 
 
 def unpack(model: PreTrainedModel) -> None:
@@ -109,14 +109,15 @@ def view(model: M) -> M:
     return pack(model) if model in _PACKED else model
 
 
-def stands(model: PreTrainedModel) -> dict[str, PackedLinear]:
-    """What stands in for the model's layers in that tree, by path; nothing if `pack` made none."""
-    return _packed(model) if model in _PACKED else {}
+def stands(model: PreTrainedModel, modules: Mapping[str, nn.Module]) -> dict[str, PackedLinear]:
+    """What stands in for layers among the model's `modules` in that tree, by path; nothing if `pack` made none."""
+    return _packed(model, modules) if model in _PACKED else {}
 
 
 def packed_bytes(model: PreTrainedModel) -> int:
     """Memory that packing takes; 0 where there is nothing to pack."""
-    return sum({layer.weight.data_ptr(): layer.weight.nbytes for layer in _linear_layers(model).values()}.values())
+    layers = _linear_layers(dict(model.named_modules()))
+    return sum({layer.weight.data_ptr(): layer.weight.nbytes for layer in layers.values()}.values())
 
 
 def fits(model: PreTrainedModel) -> bool:
@@ -129,12 +130,12 @@ def fits(model: PreTrainedModel) -> bool:
     return 0 < packed_bytes(model) <= free / 4
 
 
-def _linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
+def _linear_layers(modules: Mapping[str, nn.Module]) -> dict[str, nn.Linear]:
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return {}
     return {
         name: module
-        for name, module in model.named_modules()
+        for name, module in modules.items()
         if type(module) is nn.Linear
         and module.weight.dtype == torch.float32
         and module.weight.device.type == "cpu"

@@ -196,6 +196,8 @@ def _window(ids: list[int], at: int, width: int = 6) -> str:
 
 def _refuse_empty(model: Any, who: str) -> None:
     """Raise if weights have no data and no hook of accelerate's will bring it."""
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        return
     modules = dict(model.named_modules())
     for name, parameter in model.named_parameters():
         if not parameter.is_meta:
