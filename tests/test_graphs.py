@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -90,6 +92,27 @@ def test_rows_leave_and_the_store_grows(name: str, recorder: Recorder, monkeypat
     assert len({len(row.ids) for row in result.rows}) > 1
     assert len({rows for rows, _ in recorder.recorded}) > 1
     assert recorder.repeated > 5
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_the_store_goes_with_the_call(recorded: bool, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, stores = tiny.llama(), []
+
+    def noted(*given: Any) -> RowStore:
+        store = RowStore(*given)
+        stores.append(weakref.ref(store))
+        return store
+
+    monkeypatch.setattr(cached, "RowStore", noted)
+    if recorded:
+        graphs._RECORDERS[model] = recorder
+    gc.collect()
+    gc.disable()  # on a device nobody collects before memory runs out
+    try:
+        spec(model, X, max_new_tokens=12)
+        assert [store() for store in stores] == [None]
+    finally:
+        gc.enable()
 
 
 def test_sampling_is_the_same(recorder: Recorder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -86,7 +87,7 @@ class CachedLM:
             self._check_masks("several rows at once cannot be decoded", "Generate the prompts one by one.")
         if record:
             self._check_masks("CUDA graphs cannot be used", "Call specnb.cuda_graphs(model, on=False).")
-        self._graphs = Graphs(self._block, self.store, record, self.device) if record else None
+        self._graphs = Graphs(self.store, record, self.device) if record else None
         if past is not None and past.get_seq_length():
             self.store.load(past, past.get_seq_length())
             self._agreed[rows[0].index] = past.get_seq_length()
@@ -159,16 +160,13 @@ class CachedLM:
     def _forward(self, rows: Sequence[Row], fed: Sequence[Sequence[int]], starts: list[int], keep: int) -> Tensor:
         """Run `fed[i]` at positions from `starts[i]` on; logits of the last `keep` columns (0: the head is not run)."""
         self.store.span.set(list(starts))
-
-        def ordinary() -> Pass:
-            return self._padded(fed, starts, keep)
-
-        out = ordinary() if self._graphs is None or not keep else self._graphs.run(fed, starts, ordinary)
+        ordinary = partial(self._ordinary, fed, starts, keep)
+        out = self._graphs.run(fed, starts, ordinary, self._block) if self._graphs and keep else ordinary()
         if out.states is not None:
             self._remember(rows, fed, starts, keep, out.states)
         return out.logits[:, -keep:] if keep else out.logits
 
-    def _padded(self, fed: Sequence[Sequence[int]], starts: list[int], keep: int) -> Pass:
+    def _ordinary(self, fed: Sequence[Sequence[int]], starts: list[int], keep: int) -> Pass:
         width = max(map(len, fed))
         tokens = torch.tensor(
             [[*f, *[0] * (width - len(f))] for f in fed], device=self.device

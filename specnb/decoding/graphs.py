@@ -108,15 +108,15 @@ class _Shape:
 
 
 class Graphs:
-    """The recordings of one CachedLM: `step` over the rows of `store`."""
+    """The recordings of passes over the rows of `store`."""
 
-    def __init__(self, step: Block, store: RowStore, recorder: Recorder, device: torch.device) -> None:
-        self._step, self._store, self._recorder, self._device = step, store, recorder, device
+    def __init__(self, store: RowStore, recorder: Recorder, device: torch.device) -> None:
+        self._store, self._recorder, self._device = store, recorder, device
         self._shapes: defaultdict[tuple[int, int], _Shape] = defaultdict(_Shape)  # by rows and width
         self._tensors: list[Tensor] = []  # that the recordings read and write
 
-    def run(self, fed: Sequence[Sequence[int]], starts: Sequence[int], ordinary: Callable[[], Pass]) -> Pass:
-        """The pass over `fed[r]` at positions from `starts[r]` on: the recording of that shape, or `ordinary()`."""
+    def run(self, fed: Sequence[Sequence[int]], starts: Sequence[int], ordinary: Callable[[], Pass], step: Block) -> Pass:
+        """The pass over `fed[r]` at positions from `starts[r]` on: the recording of that shape (of `step`), or `ordinary()`."""
         width = max(map(len, fed))
         padded = next((w for w in WIDTHS if w >= width), None)
         if padded is None or not self._store.holds(max(starts) + padded):
@@ -131,7 +131,7 @@ class Graphs:
         recorded = shape.replay(block)
         if recorded is None:
             out = ordinary()
-            shape.record(self._step, block.to(self._device), self._recorder)
+            shape.record(step, block.to(self._device), self._recorder)
             return out
         recorded = _cut(recorded, width)
         if shape.compared:

@@ -52,7 +52,7 @@ def decode(target: CachedLM, drafter: Drafter | None, rows: Sequence[Row], *, ru
                 row.finish_reason = stops.reason(row)
                 if row.finish_reason is not None:
                     break
-            gaps = tuple(law.margin(i) for i in range(len(emitted))) if margins else None
+            gaps = law.margins(len(emitted)) if margins else None
             judged = range(min(len(emitted), len(draft.tokens)) if probabilities else 0)
             chances = tuple(law.probability(i) for i in judged) or None
             outcomes.append((position, accepted, tuple(emitted), gaps, chances))

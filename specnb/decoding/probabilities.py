@@ -159,10 +159,10 @@ class Law:
         """What the target's processed law gives drafted token i; for a position that was asked for before."""
         return float(self.scores(i).softmax(-1)[self.draft.tokens[i]])
 
-    def margin(self, i: int) -> float:
-        """Gap between the two best logits: near 0, other block sizes may round the other way in half precision."""
-        best = self.logits[i].float().topk(2).values
-        return float(best[0] - best[1])
+    def margins(self, n: int) -> tuple[float, ...]:
+        """Gaps between the two best logits of the first n positions: near 0, other block sizes may round the other way in half precision."""
+        best = self.logits[:n].float().topk(2).values
+        return tuple((best[:, 0] - best[:, 1]).tolist())
 
     def _pointwise(self) -> Tensor:
         if self._block is None:
