@@ -125,7 +125,7 @@ def embedded(_: Any, how: Size, tell: Callable[[str], object]) -> list[dict[str,
         tell(f"{target}" + (f" with {assistant}" if assistant else ""))
         pair = specnb.load(target, assistant)
         one = compare(
-            pair, ASKED, runs, repeats=2 * how.repeats + 1, max_new_tokens=how.new, do_sample=False, transformers=True
+            pair, ASKED, runs, repeats=4 * how.repeats + 1, max_new_tokens=how.new, do_sample=False, transformers=True
         )
         found.append({"target": target, "assistant": assistant, "runs": figures(one)})
     return found

@@ -115,7 +115,9 @@ class Graphs:
         self._shapes: defaultdict[tuple[int, int], _Shape] = defaultdict(_Shape)  # by rows and width
         self._tensors: list[Tensor] = []  # that the recordings read and write
 
-    def run(self, fed: Sequence[Sequence[int]], starts: Sequence[int], ordinary: Callable[[], Pass], step: Block) -> Pass:
+    def run(
+        self, fed: Sequence[Sequence[int]], starts: Sequence[int], ordinary: Callable[[], Pass], step: Block
+    ) -> Pass:
         """The pass over `fed[r]` at positions from `starts[r]` on: the recording of that shape (of `step`), or `ordinary()`."""
         width = max(map(len, fed))
         padded = next((w for w in WIDTHS if w >= width), None)

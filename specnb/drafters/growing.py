@@ -63,7 +63,7 @@ class Growing:
             self.laws.append(law)
         token = draw(self.laws[-1], self.row.generator) if how.sample else int(scores.argmax())
         self.tokens.append(token)
-        if how.threshold or how.probabilities:
+        if how.probabilities or (how.threshold and len(self.tokens) < self.most):  # a draft that is full ends anyway
             chance = (self.laws[-1] if how.laws else scores.softmax(-1))[token]
             self.doubted = bool(chance < how.threshold)
             if how.probabilities:
