@@ -190,6 +190,22 @@ def test_adaptive_is_near_the_best_constant_length(acceptance: float, draft: flo
     assert emitted(steps) / seconds(steps) > 0.9 * best
 
 
+def test_adaptive_gets_over_a_hiccup() -> None:
+    """A step that something else on the machine held up 500-fold: drafts go on, and soon as if nothing had been."""
+
+    def lengths(slow: float) -> list[int]:
+        schedule, found = Adaptive(5), []
+        for i in range(60):
+            found.append(k := schedule.length())
+            times = slow if i in (20, 30) else 1.0
+            schedule.update(step(k, min(k, 4), 0.02 * times, (1 + 0.01 * k) * times))
+        return found
+
+    calm, held_up = lengths(1.0), lengths(500.0)
+    assert min(held_up) >= min(calm)
+    assert held_up[35:] == calm[35:]
+
+
 def test_adaptive_end_to_end_with_a_useless_drafter() -> None:
     """Target passes never exceed plain decoding's; the draft model is asked less and less."""
     result = adaptive_run(USELESS, 200)

@@ -126,7 +126,8 @@ class Adaptive:
 
 
 def _blend(old: float | None, new: float) -> float:
-    return new if old is None else 0.7 * old + 0.3 * new
+    """A running cost. It at most doubles its view at once: a hiccup must not put a length out of sight for good."""
+    return new if old is None else 0.7 * old + 0.3 * min(new, 2 * old)
 
 
 SCHEDULES: dict[str, type[Schedule]] = {"constant": Constant, "heuristic": Heuristic, "adaptive": Adaptive}
