@@ -12,7 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from specnb import drafters, refusals
 from specnb.engine import Decoder
-from specnb.inputs import check_prompt, encode, unwrapped
+from specnb.inputs import check_arguments, check_prompt, encode, unwrapped
 from specnb.models import Pair
 from specnb.options import ASKED_BY, BY_NAME, METHODS, Method, unknown
 from specnb.resolve import OF_ASSISTANTS, OF_SPECNB, asks, method_name, resolve
@@ -77,6 +77,7 @@ def generate(
         if assistant_model is None and not other and method_name(method) in (None, *OF_ASSISTANTS):
             assistant_model, assistant_tokenizer = pair.assistant, pair.assistant_tokenizer
     model, _ = unwrapped("model", model)
+    check_arguments(model, streamer, options.get("generation_config"))
     checked = {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
     config = checked.get("generation_config") or model.generation_config
     assistant = drafters.method_for(model, assistant_model, tokenizer, assistant_tokenizer)

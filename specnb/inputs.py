@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from specnb.models import Pair
 
@@ -26,6 +26,22 @@ def unwrapped(name: str, model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
         load = f"specnb.load({model!r})" if isinstance(model, str) else "specnb.load(NAME)"
         raise ValueError(f"{name} must be a model or a Pair, not {what}: load it first with {load}.")
     return model, tokenizer
+
+
+def check_arguments(model: Any, streamer: Any, generation_config: Any) -> None:
+    """Raise ValueError for a model, streamer or generation config that is none."""
+    if model is None:
+        raise ValueError("model is None: load one with specnb.load(NAME).")
+    if streamer is not None and not (
+        callable(getattr(streamer, "put", None)) and callable(getattr(streamer, "end", None))
+    ):
+        raise ValueError(
+            f"streamer must have put() and end(), as transformers' TextStreamer has; a {type(streamer).__name__} has not."
+        )
+    if generation_config is not None and not isinstance(generation_config, GenerationConfig):
+        raise ValueError(
+            f"generation_config must be a GenerationConfig, not a {type(generation_config).__name__}; options can be given by name."
+        )
 
 
 def encode(model: PreTrainedModel, inputs: Any, passed: dict[str, Any], tokenizer: Any) -> dict[str, Any]:

@@ -119,6 +119,8 @@ def prompt_inputs(
     `chat=None` means: a chat when the tokenizer has a chat template. Raises ValueError for a chat or a system message
     without template.
     """
+    if not isinstance(prompt, str):
+        raise ValueError(f"the prompt must be one text, not a {type(prompt).__name__}; give several one by one.")
     has_template = bool(getattr(tokenizer, "chat_template", None))
     if not has_template and (chat or system is not None):
         what = "a system message needs" if system is not None else "a chat needs"

@@ -11,7 +11,9 @@ import torch
 import transformers
 from checks import STEADY, no_forward, plain, spec
 from torch import nn
+from torch.nn.modules import module as module_of_torch
 from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import specnb
 
@@ -148,3 +150,74 @@ def test_a_compiled_model() -> None:
     for options in METHODS.values():
         assert list(spec(model, X, max_new_tokens=12, **options).ids) == expected
     assert "_compiled_call_impl" in model.__dict__
+
+
+def norm_class(patch: pytest.MonkeyPatch) -> None:
+    kind = transformers.models.llama.modeling_llama.LlamaRMSNorm
+    forward = kind.forward
+    patch.setattr(kind, "forward", lambda self, x: forward(self, x).flip(-1))
+
+
+def linear_class(patch: pytest.MonkeyPatch) -> None:
+    forward = nn.Linear.forward
+    patch.setattr(nn.Linear, "forward", lambda self, x: forward(self, x).flip(-1))
+
+
+def linear_function(patch: pytest.MonkeyPatch) -> None:
+    function = nn.functional.linear
+    patch.setattr(nn.functional, "linear", lambda x, weight, bias=None: function(x, weight, bias).flip(-1))
+
+
+def attention_function(patch: pytest.MonkeyPatch) -> None:
+    sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def halved(*args: Any, **kwargs: Any) -> Any:
+        out, weights = sdpa(*args, **kwargs)
+        return -2 * out, weights
+
+    patch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", halved)
+
+
+def hook_of_all(patch: pytest.MonkeyPatch) -> None:
+    def hook(module: nn.Module, args: Any, out: Any) -> Any:
+        return out.flip(-1) if isinstance(module, nn.Linear) else None
+
+    patch.setitem(module_of_torch._global_forward_hooks, 1 << 40, hook)
+
+
+def hook_before_all(patch: pytest.MonkeyPatch) -> None:
+    def hook(module: nn.Module, args: Any) -> Any:
+        return (args[0].flip(-1),) if isinstance(module, nn.Linear) else None
+
+    patch.setitem(module_of_torch._global_forward_pre_hooks, 1 << 40, hook)
+
+
+@pytest.mark.parametrize(
+    "edit", [norm_class, linear_class, linear_function, attention_function, hook_of_all, hook_before_all]
+)
+@pytest.mark.parametrize("pack", [False, True])
+def test_what_is_patched_for_all_models(edit: Callable[[pytest.MonkeyPatch], None], pack: bool) -> None:
+    """Functions replaced on a class or in a table, hooks for all modules: they count as they do in generate()."""
+    model = tiny.llama()
+    if pack:
+        specnb.pack(model)
+    before = plain(model, X, max_new_tokens=16)
+    for options in METHODS.values():
+        assert list(spec(model, X, max_new_tokens=16, **options).ids) == before
+    with pytest.MonkeyPatch.context() as patch:
+        edit(patch)
+        after = plain(model, X, max_new_tokens=16)
+        assert after != before
+        for options in METHODS.values():
+            assert list(spec(model, X, max_new_tokens=16, **options).ids) == after
+    for options in METHODS.values():
+        assert list(spec(model, X, max_new_tokens=16, **options).ids) == before
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about the quantisation
+def test_layers_that_scale_a_whole_block_are_refused() -> None:
+    model = tiny.llama()
+    torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8, inplace=True)
+    with pytest.raises(ValueError, match="dynamic quantisation.*quantize_dynamic.*method='plain'"):
+        spec(model, X, max_new_tokens=8, prompt_lookup_num_tokens=4)
+    assert list(spec(model, X, max_new_tokens=8).ids) == plain(model, X, max_new_tokens=8)

@@ -376,3 +376,16 @@ def test_the_unified_classes_work_alike() -> None:
     assert is_gemma4_assistant(assistant)
     result = spec(target(), X, max_new_tokens=20, assistant_model=assistant, **STEADY)
     assert list(result.ids) == plain(target(), X, max_new_tokens=20)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("lengths", [(4, 9), (9, 4), (1, 2, 30), (30, 7, 8)])
+def test_rows_of_any_lengths(lengths: tuple[int, ...], attention: str) -> None:
+    """Their prompts end at different columns of the first pass, of which the model keeps only the last states."""
+    model = gemma4_target(**TARGETS["shared keys"])
+    model.set_attn_implementation(attention)
+    prompts = [tiny.ids(i, n) for i, n in enumerate(lengths)]
+    ids, mask = padded(prompts)
+    options = {"assistant_model": gemma4_drafter(model), "num_assistant_tokens": 3, "max_new_tokens": 12, **STEADY}
+    result = spec(model, ids, attention_mask=mask, **options)
+    assert [list(row.ids) for row in result.rows] == [plain(model, prompt, max_new_tokens=12) for prompt in prompts]

@@ -12,6 +12,7 @@ from checks import no_forward, plain, spec
 
 import specnb
 from specnb.bench import compare
+from specnb.text import prompt_inputs
 
 MODEL, X = tiny.llama(), tiny.ids(0, 6)
 
@@ -39,6 +40,16 @@ NAMES: list[tuple[Any, list[str]]] = [
     (lambda pair: specnb.decoder(assistant_model=5), ["assistant_model", "int"]),
     (lambda pair: compare("tiny-llama", "Hi", ["plain"]), ["specnb.load('tiny-llama')"]),
     (lambda pair: specnb.save_pair(pair.target, "x"), ["LlamaForCausalLM", "specnb.Pair(model, tokenizer)"]),
+    (lambda pair: specnb.load(None), ["name or a path", "None"]),
+    (lambda pair: specnb.load(pair.target), ["name or a path", "a LlamaForCausalLM"]),
+    (lambda pair: specnb.load("tiny-llama", 2.5), ["number of layers", "2.5"]),
+    (lambda pair: specnb.pack(pair), ["not a Pair", "pair.target"]),
+    (lambda pair: specnb.unpack("tiny-llama"), ["not a str"]),
+    (lambda pair: specnb.cuda_graphs(pair), ["not a Pair", "specnb.cuda_graphs(pair.target)"]),
+    (lambda pair: specnb.generate(None, "x"), ["model is None", "specnb.load"]),
+    (lambda pair: specnb.generate(pair, "x", streamer=3), ["put() and end()", "int"]),
+    (lambda pair: specnb.generate(pair, "x", generation_config={"max_new_tokens": 3}), ["GenerationConfig", "dict"]),
+    (lambda pair: prompt_inputs(pair.tokenizer, ["a", "b"]), ["one text", "list"]),
     (lambda pair: specnb.load("tiny-llama", pack="maybe"), ["pack='maybe'", "True, False or None"]),
     (
         lambda pair: specnb.load("tiny-llama", device_map="gpu"),

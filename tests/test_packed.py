@@ -6,6 +6,7 @@ import copy
 import gc
 import threading
 import weakref
+from collections.abc import Callable
 
 import pytest
 import tiny
@@ -58,6 +59,33 @@ def test_changed_weights_are_packed_again() -> None:
     ids = tiny.ids(1, 6)
     plain = model.generate(ids, max_new_tokens=12, do_sample=False)
     assert torch.equal(specnb.generate(model, ids, max_new_tokens=12, do_sample=False).sequences, plain)
+
+
+@pytest.mark.parametrize("write", [
+    lambda weight: weight.data.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))),
+    lambda weight: weight.data.copy_(weight.data.roll(1, 0).clone()),
+    lambda weight: weight.data[7].mul_(-3),
+    lambda weight: weight.data[:, 3:9].fill_(2),
+    lambda weight: weight.detach().numpy().__imul__(-0.5),
+])  # fmt: skip
+@pytest.mark.parametrize("path", ["lm_head", "model.layers.1.mlp.down_proj", "model.layers.0.self_attn.q_proj"])
+def test_a_write_past_the_version_is_seen(path: str, write: Callable[[torch.Tensor], object]) -> None:
+    """A LoRA merge adds to `weight.data`, which leaves address and version as they were."""
+    model = tiny.llama()
+    old = specnb.pack(model).get_submodule(path).packed
+    weight, ids = model.get_submodule(path).weight, tiny.ids(1, 6)
+    before = weight.data_ptr(), weight._version
+    write(weight)
+    assert (weight.data_ptr(), weight._version) == before
+    expected = model.generate(ids, max_new_tokens=12, do_sample=False)
+    for options in ({}, {"prompt_lookup_num_tokens": 4}, {"assistant_early_exit": 2}):
+        assert torch.equal(
+            specnb.generate(model, ids, max_new_tokens=12, do_sample=False, **options).sequences, expected
+        )
+    new = packed.view(model).get_submodule(path).packed
+    assert new is not old
+    x = torch.randn(3, weight.shape[1])
+    assert torch.allclose(packed.multiply(x, new.data, None), x @ weight.detach().T, atol=1e-4)
 
 
 def test_a_truncated_draft_shares_the_packed_weights() -> None:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as module_of_torch
 from transformers import PreTrainedModel
 
 M = TypeVar("M", bound=nn.Module)
 # in the dictionary of a module: what is called instead of its class's forward
 _OWN = ("forward", "_compiled_call_impl")
+_LINEAR = torch._C._nn.linear
+
+
+def check_model(model: Any, function: str) -> None:
+    """Raise ValueError for what is not a model of transformers."""
+    if not isinstance(model, PreTrainedModel):
+        hint = f": give {function}(pair.target)" if hasattr(model, "target") else ""
+        raise ValueError(f"{function}() takes a model of transformers, not a {type(model).__name__}{hint}.")
 
 
 def borrow(model: M, replaced: Mapping[str, nn.Module]) -> M:
@@ -44,6 +55,14 @@ def forward_replaced(module: nn.Module) -> bool:
 def untouched(modules: Iterable[nn.Module]) -> bool:
     """Whether none has a forward of its own: of accelerate's, which moves weights, compiled, or of somebody else's."""
     return not any(name in module.__dict__ for module in modules for name in _OWN)
+
+
+def is_torchs_own() -> bool:
+    """Whether calling an `nn.Linear` does what torch made it do: no hooks for all modules, no other function in its place."""
+    hooked = module_of_torch._global_forward_hooks or module_of_torch._global_forward_pre_hooks
+    code = getattr(nn.Linear.forward, "__code__", None)
+    replaced = code is None or code.co_filename != inspect.getfile(nn.Linear) or nn.functional.linear is not _LINEAR
+    return not (hooked or replaced)
 
 
 def exchanged(model: M, stands: Callable[[Mapping[str, nn.Module]], Mapping[str, nn.Module]]) -> M:

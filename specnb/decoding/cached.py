@@ -220,7 +220,7 @@ class CachedLM:
     ) -> None:
         missing = max(map(len, fed)) - states.shape[1]  # some models drop the columns whose logits nobody wants
         for r, row in enumerate(rows):
-            first = 0 if self._remembers_all else max(0, len(fed[r]) - max(keep, 1))
+            first = max(missing, 0 if self._remembers_all else len(fed[r]) - max(keep, 1))
             new = states[r, first - missing : len(fed[r]) - missing]
             if not self._remembers_all:  # a copy, so that the states of a long prompt can go
                 self.hidden[row.index] = starts[r] + first, new.clone()
@@ -267,6 +267,16 @@ def check_stateful(model: PreTrainedModel) -> None:
             f"{type(model).__name__} keeps a running state outside its cache that cannot be rolled back after a rejection. "
             "Use a model whose layers are all attention layers."
         )
+
+
+def check_blocks(model: PreTrainedModel) -> None:
+    """Raise ValueError for layers that compute a token differently with others beside it."""
+    for name, module in model.named_modules():
+        if type(module).__module__.startswith("torch.ao.nn.quantized.dynamic"):
+            raise ValueError(
+                f"{name} ({type(module).__name__}, dynamic quantisation) scales all tokens of a pass together, so a token computed in a block is "
+                "another one than computed alone. Use the model as it was before quantize_dynamic(), or method='plain' with one prompt at a time."
+            )
 
 
 def forward_parameters(kind: type) -> Collection[str]:

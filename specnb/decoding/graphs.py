@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specnb.decoding.borrow import check_model
 from specnb.decoding.store import RowStore
 
 M = TypeVar("M", bound=PreTrainedModel)
@@ -46,6 +47,7 @@ def cuda_graphs(model: M, on: bool = True) -> M:
 
     Raises ValueError for a model that is not on one CUDA device.
     """
+    check_model(model, "specnb.cuda_graphs")
     devices = {str(parameter.device) for parameter in model.parameters()}
     if on and (len(devices) != 1 or not next(iter(devices)).startswith("cuda")):
         raise ValueError(

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specnb.decoding.borrow import borrow
 
@@ -38,7 +39,9 @@ AttentionInterface.register(NAME, grouped_sdpa)
 
 
 def stands(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """What stands in for the attentions among a model's modules, by path: those that use sdpa on a CPU."""
+    """What stands in for the attentions among a model's modules, by path: those that use transformers' own sdpa on a CPU."""
+    if ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward:
+        return {}
     configs: dict[int, Any] = {}
     replaced: dict[str, nn.Module] = {}
     for name, module in modules.items():

@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as module_of_torch
 
-from specnb.decoding.borrow import Stand
+from specnb.decoding.borrow import Stand, is_torchs_own
 
 _Scale = Callable[[Tensor], Tensor]
 
 _SCALES: tuple[_Scale, ...] = (lambda weight: weight, lambda weight: 1.0 + weight)  # Gemma 2 and 3 store weight - 1
 _WIDTH = 48  # of a norm that has no weight and so takes any
-_KNOWN: dict[tuple[Any, ...], _Scale | None] = {}  # by class, width, eps, dtype and device
+_KNOWN: dict[tuple[Any, ...], _Scale | None] = {}  # by class, its forward, width, eps, dtype and device
 
 
 class LeanLinear(Stand):
@@ -54,7 +53,7 @@ class LeanNorm(Stand):
 
 def stands(modules: Mapping[str, nn.Module]) -> dict[str, Stand]:
     """What stands in for such layers among a model's modules, by path."""
-    if _listened_to():
+    if not is_torchs_own():
         return {}
     return {name: stand for name, module in modules.items() if name and (stand := _stand(module)) is not None}
 
@@ -79,7 +78,7 @@ def _norm(module: nn.Module) -> LeanNorm | None:
 
 def _scale(module: nn.Module, weight: Tensor, eps: float | None) -> _Scale | None:
     """How a norm of this class scales, found by trying it with another weight; None: not in any way known here."""
-    key = type(module), tuple(weight.shape), eps, weight.dtype, weight.device.type
+    key = type(module), type(module).forward, tuple(weight.shape), eps, weight.dtype, weight.device.type
     if key not in _KNOWN:
         _KNOWN[key] = next((scale for scale in _SCALES if _same(module, weight, eps, scale)), None)
     return _KNOWN[key]
@@ -100,8 +99,3 @@ def _same(module: nn.Module, weight: Tensor, eps: float | None, scale: _Scale) -
                 if not torch.equal(probe(x), LeanNorm(module, None if bare else scale(other), eps)(x)):
                     return False
     return True
-
-
-def _listened_to() -> bool:
-    """Whether hooks for all modules of the process are set."""
-    return bool(module_of_torch._global_forward_hooks or module_of_torch._global_forward_pre_hooks)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specnb.decoding.borrow import Stand, borrow, forward_replaced
+from specnb.decoding.borrow import Stand, borrow, check_model, forward_replaced, is_torchs_own
 
 _Stamp = tuple[tuple[str, int, int, int], ...]
 M = TypeVar("M", bound=PreTrainedModel)
@@ -38,14 +38,19 @@ class PackedWeight:
 
     def __init__(self, weight: Tensor) -> None:
         self.data: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        self._sample = _sample(weight).clone()
 
     @classmethod
     def of(cls, weight: Tensor) -> PackedWeight:
         key = (weight.data_ptr(), weight._version, *weight.shape)
         packed = _SHARED.get(key)
-        if packed is None:
+        if packed is None or not packed.still(weight):
             packed = _SHARED[key] = cls(weight)
         return packed
+
+    def still(self, weight: Tensor) -> bool:
+        """Whether the weight has the numbers that were packed, as far as a number of each row tells."""
+        return torch.equal(self._sample, _sample(weight))
 
 
 class PackedLinear(Stand):
@@ -63,6 +68,11 @@ class PackedLinear(Stand):
         return multiply(x, self.packed.data, layer.bias)
 
 
+def _sample(weight: Tensor) -> Tensor:
+    """A number of every row, in other columns from row to row. What is written through `.data` changes no version."""
+    return weight.detach().reshape(-1)[:: max(1, weight.shape[1] - 1)]
+
+
 def multiply(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     """x W' + b with a packed weight."""
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
@@ -73,11 +83,13 @@ def pack(model: M) -> M:
     """Pack the weights of `model`'s linear layers, once; `specnb.generate` then uses them. The model itself is not changed.
 
     Packing costs as much memory again as those weights (`packed_bytes` tells before). It is tried only where it can
-    help: float32 on a CPU with oneDNN; elsewhere nothing happens. Weights that change later are packed again.
+    help: float32 on a CPU with oneDNN; elsewhere nothing happens. Weights that change later are packed again; only a write past
+    torch's own book-keeping (through `.data` or numpy) to parts of a few rows can go unseen: `unpack` after such a one.
 
     Returns:
         A module tree with the packed weights, or the model itself where nothing was packed.
     """
+    check_model(model, "specnb.pack")
     replaced = _packed(model, dict(model.named_modules()))
     return borrow(model, replaced) if replaced else model
 
@@ -87,7 +99,11 @@ def _packed(model: PreTrainedModel, modules: Mapping[str, nn.Module]) -> dict[st
         layers = _linear_layers(modules)
         stamp = _stamp(layers)
         known = _PACKED.get(model)
-        if known is None or known[0] != stamp:
+        if (
+            known is None
+            or known[0] != stamp
+            or not all(one.packed.still(layers[name].weight) for name, one in known[1].items())
+        ):
             _PACKED.pop(model, None)
             if not layers:
                 return {}
@@ -100,6 +116,7 @@ def _packed(model: PreTrainedModel, modules: Mapping[str, nn.Module]) -> dict[st
 
 def unpack(model: PreTrainedModel) -> None:
     """Let the packed weights of `model` go."""
+    check_model(model, "specnb.unpack")
     with _LOCK:
         _PACKED.pop(model, None)
 
@@ -131,7 +148,7 @@ def fits(model: PreTrainedModel) -> bool:
 
 
 def _linear_layers(modules: Mapping[str, nn.Module]) -> dict[str, nn.Linear]:
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not torch.backends.mkldnn.is_available() or not is_torchs_own():  # type: ignore[no-untyped-call]
         return {}
     return {
         name: module

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specnb.decoding.cached import CachedLM
+from specnb.decoding.cached import CachedLM, check_blocks
 from specnb.decoding.contracts import Drafter, Row
 from specnb.drafters.draft_model import DraftModel
 from specnb.drafters.early_exit import EarlyExitTarget
@@ -150,4 +150,6 @@ def with_defaults(method: Method, model: PreTrainedModel, sample: bool) -> Metho
 
 def assemble(method: str, run: Run) -> tuple[CachedLM, Drafter | None]:
     """The target and the drafter of a method, for one run. Raises ValueError where the models cannot do it."""
+    if method != "plain" or len(run.rows) > 1:
+        check_blocks(run.model)
     return _METHODS[method](run)

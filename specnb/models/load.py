@@ -64,6 +64,10 @@ def load(
     specnb in $XDG_CACHE_HOME or ~/.cache). Raises LoadError, an OSError, if something cannot be loaded, and ValueError
     for a pair that cannot work.
     """
+    if not isinstance(name_or_path, str | os.PathLike):
+        raise ValueError(f"the model must be a name or a path, not {_shown(name_or_path)}.")
+    if not isinstance(assistant, str | os.PathLike | int | None) or isinstance(assistant, bool):
+        raise ValueError(f"assistant must be a name, a path or a number of layers, not {_shown(assistant)}.")
     if source is not None and source not in SOURCES:
         raise ValueError(f"unknown source {source!r}. Allowed: {', '.join(SOURCES)}, or None to decide.")
     if pack not in (None, True, False):
@@ -97,6 +101,11 @@ def load(
     if packed.view(target) is not target:
         pair.card += f"\nWeights packed for this processor: {packed.packed_bytes(target) / 1e6:,.0f} MB more memory (pack=False: none)."
     return pair
+
+
+def _shown(value: Any) -> str:
+    """A value in a message: itself where that is short, else what it is."""
+    return repr(value) if value is None or isinstance(value, bool | int | float) else f"a {type(value).__name__}"
 
 
 def _dtype(dtype: Any) -> Any:
