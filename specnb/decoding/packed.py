@@ -7,6 +7,7 @@ ones in it.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -69,8 +70,12 @@ class PackedLinear(Stand):
 
 
 def _sample(weight: Tensor) -> Tensor:
-    """A number of every row, in other columns from row to row. What is written through `.data` changes no version."""
-    return weight.detach().reshape(-1)[:: max(1, weight.shape[1] - 1)]
+    """A number of every row, spread over the columns. What is written through `.data` changes no version."""
+    columns = weight.shape[1]
+    step = max(1, round(0.93 * columns))  # less than a row, so that none is left out
+    while math.gcd(step, columns) > 1:
+        step -= 1
+    return weight.detach().reshape(-1)[::step]
 
 
 def multiply(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
@@ -84,7 +89,7 @@ def pack(model: M) -> M:
 
     Packing costs as much memory again as those weights (`packed_bytes` tells before). It is tried only where it can
     help: float32 on a CPU with oneDNN; elsewhere nothing happens. Weights that change later are packed again; only a write past
-    torch's own book-keeping (through `.data` or numpy) to parts of a few rows can go unseen: `unpack` after such a one.
+    torch's own book-keeping (through `.data` or numpy) to a small part of it can go unseen: `unpack` after such a one.
 
     Returns:
         A module tree with the packed weights, or the model itself where nothing was packed.
