@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 M = TypeVar("M", bound=nn.Module)
 # in the dictionary of a module: what is called instead of its class's forward
 _OWN = ("forward", "_compiled_call_impl")
-_LINEAR = torch._C._nn.linear
+_LINEAR, _LINEARS_FILE = torch._C._nn.linear, inspect.getfile(nn.Linear)
 
 
 def check_model(model: Any, function: str) -> None:
@@ -61,7 +61,7 @@ def is_torchs_own() -> bool:
     """Whether calling an `nn.Linear` does what torch made it do: no hooks for all modules, no other function in its place."""
     hooked = module_of_torch._global_forward_hooks or module_of_torch._global_forward_pre_hooks
     code = getattr(nn.Linear.forward, "__code__", None)
-    replaced = code is None or code.co_filename != inspect.getfile(nn.Linear) or nn.functional.linear is not _LINEAR
+    replaced = code is None or code.co_filename != _LINEARS_FILE or nn.functional.linear is not _LINEAR
     return not (hooked or replaced)
 
 
