@@ -44,9 +44,9 @@ class Option:
             kind += " or a list of them"
         bounds = []
         if self.low is not None:
-            bounds.append(f"{'>' if self.low_open else '>='} {self.low:g}")
+            bounds.append(f"{'>' if self.low_open else '>='} {_number(self.low)}")
         if self.high is not None:
-            bounds.append(f"{'<' if self.high_open else '<='} {self.high:g}")
+            bounds.append(f"{'<' if self.high_open else '<='} {_number(self.high)}")
         return " ".join([kind, " and ".join(bounds)]).strip()
 
     def check(self, value: Any) -> Any:
@@ -72,6 +72,10 @@ class Option:
         if not good:
             raise ValueError(f"{self.name}={value!r} is not valid: {self.name} must be {self.allowed}.")
         return ok
+
+
+def _number(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 _MODEL_DRAFTERS = ("draft_model", "early_exit", "mtp_layers", "gemma4_assistant", "universal")

@@ -54,7 +54,7 @@ def resolve(
         )
     if assistant and name not in (assistant, "universal" if assistant == "draft_model" else assistant):
         raise ValueError(
-            f"assistant_model= was given, which is for method {assistant!r}, but the method is {name!r}; leave it out."
+            f"the draft model (assistant_model=) is for method {assistant!r}, but the method asked for is {name!r}: choose {assistant!r}, or leave the draft model out."
         )
     if name in OF_ASSISTANTS and not assistant:
         raise ValueError(f"method {name!r} needs assistant_model=: {METHODS[name].help}.")
@@ -66,6 +66,10 @@ def resolve(
             )
         return method
     if name == "plain" and options:
+        if method is not None:
+            raise ValueError(
+                f"method 'plain' drafts nothing, so {', '.join(options)} cannot apply: leave it out, or choose another method."
+            )
         raise ValueError(
             f"{', '.join(options)} given, but nothing drafts: give method=, assistant_model= or one of {', '.join(ASKED_BY)}."
         )

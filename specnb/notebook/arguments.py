@@ -181,7 +181,7 @@ def _method(text: str) -> str:
 
 def _repeats(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be a number >= 1.")
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be a whole number >= 1.")
     return int(text)
 
 
