@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import specnb
+from specnb.decoding import packed
 
 X = tiny.ids(0, 9)
 METHODS: dict[str, dict[str, Any]] = {
@@ -201,6 +202,7 @@ def test_what_is_patched_for_all_models(edit: Callable[[pytest.MonkeyPatch], Non
     model = tiny.llama()
     if pack:
         specnb.pack(model)
+    kept = packed._PACKED.get(model)
     before = plain(model, X, max_new_tokens=16)
     for options in METHODS.values():
         assert list(spec(model, X, max_new_tokens=16, **options).ids) == before
@@ -210,6 +212,7 @@ def test_what_is_patched_for_all_models(edit: Callable[[pytest.MonkeyPatch], Non
         assert after != before
         for options in METHODS.values():
             assert list(spec(model, X, max_new_tokens=16, **options).ids) == after
+        assert packed._PACKED.get(model) is kept  # not let go
     for options in METHODS.values():
         assert list(spec(model, X, max_new_tokens=16, **options).ids) == before
 

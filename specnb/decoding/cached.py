@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from specnb.decoding import grouped, lean, packed
-from specnb.decoding.borrow import Capture, borrow, untouched
+from specnb.decoding.borrow import Capture, borrow, is_torchs_own, untouched
 from specnb.decoding.contracts import Row
 from specnb.decoding.graphs import Graphs, Pass, recorder
 from specnb.decoding.store import RowStore, layer_plan
@@ -246,7 +246,7 @@ class CachedLM:
 def fastest(model: M) -> M:
     """The module tree to run: with packed weights if there are some, attention that copies no keys, and less Python."""
     modules = dict(model.named_modules())
-    quick = packed.stands(model, modules)
+    quick = packed.stands(model, modules) if is_torchs_own() else {}
     replaced: dict[str, nn.Module] = {**quick}
     if untouched(modules.values()):
         others = {name: module for name, module in modules.items() if name not in quick}

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specnb.decoding.borrow import Stand, borrow, check_model, forward_replaced, is_torchs_own
+from specnb.decoding.borrow import Stand, borrow, check_model, forward_replaced
 
 _Stamp = tuple[tuple[str, int, int, int], ...]
 M = TypeVar("M", bound=PreTrainedModel)
@@ -153,7 +153,7 @@ def fits(model: PreTrainedModel) -> bool:
 
 
 def _linear_layers(modules: Mapping[str, nn.Module]) -> dict[str, nn.Linear]:
-    if not torch.backends.mkldnn.is_available() or not is_torchs_own():  # type: ignore[no-untyped-call]
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return {}
     return {
         name: module
