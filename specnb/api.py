@@ -10,12 +10,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, StopStringCriteria
 from transformers.generation.streamers import BaseStreamer
 
-from specnb import drafters, refusals
+from specnb import adapters, drafters, refusals
 from specnb.engine import Decoder
-from specnb.inputs import check_arguments, check_prompt, encode, unwrapped
+from specnb.inputs import check_arguments, check_prompt, encode, unwrapped, without_zero_temperature
 from specnb.models import Pair
 from specnb.options import ASKED_BY, BY_NAME, METHODS, Method, unknown
-from specnb.resolve import OF_ASSISTANTS, OF_SPECNB, asks, method_name, resolve
+from specnb.resolve import OF_ASSISTANTS, OF_SPECNB, asks, method_name, of_config, resolve, settings
 from specnb.trace import GenerationResult, Step
 
 if TYPE_CHECKING:
@@ -58,8 +58,9 @@ def generate(
         probabilities: have the steps record how probable each drafted token was to drafter and target (see `Step`).
         options: options of transformers' `generate()` under their names, drafting options (`num_assistant_tokens`,
             `num_assistant_tokens_schedule`, `assistant_confidence_threshold`, `max_matching_ngram_size`,
-            `verification`) among them. One given here decides; else the target's own generation config; nothing is
-            read from the draft's.
+            `verification`) among them. One given here decides, then a `generation_config` given here, then the target's own;
+            for the draft's length, schedule and confidence then the draft model's, as in transformers; then specnb's default.
+            `result.option_sources` says which it was. `temperature=0` is greedy.
 
     Returns:
         A `GenerationResult`; `.sequences` is what `generate()` would have returned.
@@ -76,22 +77,45 @@ def generate(
         other = method is None and any(asks(options.get(option)) for option in ASKED_BY)
         if assistant_model is None and not other and method_name(method) in (None, *OF_ASSISTANTS):
             assistant_model, assistant_tokenizer = pair.assistant, pair.assistant_tokenizer
-    model, _ = unwrapped("model", model)
-    check_arguments(model, streamer, options.get("generation_config"))
+    wrapper, (model, _) = model, unwrapped("model", model)
+    given_too = {"streamer": streamer, "on_step": on_step, "cancel": cancel, "tokenizer": tokenizer,
+                 "assistant_tokenizer": assistant_tokenizer}  # fmt: skip
+    check_arguments(model, options | given_too)
     checked = {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
-    config = checked.get("generation_config") or model.generation_config
-    assistant = drafters.method_for(model, assistant_model, tokenizer, assistant_tokenizer)
-    chosen = resolve(method, checked, config, assistant)
+    with adapters.own_config(wrapper, model):
+        return _generate(model, inputs, method, checked, Decoder(
+            None, None, assistant_model, assistant_tokenizer, tokenizer, streamer, on_step, cancel, BY_NAME["seed"].check(seed),
+            probabilities=probabilities))  # fmt: skip
+
+
+def _generate(
+    model: PreTrainedModel, inputs: Any, method: Method | str | None, checked: dict[str, Any], engine: Decoder
+) -> GenerationResult:
+    """`generate` with its arguments unwrapped and looked at one by one; what belongs together is checked here."""
+    tokenizer, called = engine.tokenizer, checked.get("generation_config")
+    refusals.check_assistant(engine.assistant_model)
+    engine.assistant_for = drafters.method_for(model, engine.assistant_model, tokenizer, engine.assistant_tokenizer)
+    configs = settings(
+        of_config(called), model.generation_config, getattr(engine.assistant_model, "generation_config", None)
+    )
+    engine.method = resolve(method, checked, configs, engine.assistant_for)
     refusals.check_options(checked)
     passed = {name: value for name, value in checked.items() if name not in OF_SPECNB}
     refusals.check_names(model, passed)
+    refusals.check_cache(passed.get("past_key_values", passed.get("cache")))
     passed = encode(model, inputs, passed, tokenizer)
     check_prompt(model, passed)
     refusals.check_model(model, passed)
-    stop_strings = passed.pop("stop_strings", None)
-    engine = Decoder(chosen, None, assistant_model, assistant_tokenizer, tokenizer, streamer, on_step, cancel, BY_NAME["seed"].check(seed),
-                     stopping(stop_strings if stop_strings is not None else config.stop_strings, tokenizer), probabilities, assistant)  # fmt: skip
-    if config.stop_strings is not None:
+    engine.called = {**of_config(called, vars(called or model.generation_config)), **passed}
+    greedy = without_zero_temperature(passed, model)
+    if greedy is not passed and engine.called.get("temperature") is not None:
+        engine.called = {**engine.called, "do_sample": False}
+    passed, places = (
+        greedy,
+        [passed.get("stop_strings"), *(getattr(c, "stop_strings", None) for c in (called, model.generation_config))],
+    )
+    engine.stopping_criteria = stopping(next((strings for strings in places if strings is not None), None), tokenizer)
+    if any(strings is not None for strings in places):  # transformers cannot build the criterion for a callable
         passed["stop_strings"] = None
     model.generate(**passed, custom_generate=engine)
     if engine.result is None:
@@ -117,8 +141,8 @@ def decoder(
 
     For code, or a pipeline, that calls `generate()` itself. What `generate()` does not hand to a callable is bound here:
     the assistant, tokenizers, streamer and stop strings; the rest goes to `generate()` as ever. Drafting options may be
-    given in either place; the call's decide. Where neither has one, transformers' own default applies, as it would there.
-    `.result` of the decoder is the last call's `GenerationResult`. Arguments as in `specnb.generate`.
+    given in either place; the call's decide. Where neither has one, the generation configs and the defaults are those of
+    `specnb.generate`. `.result` of the decoder is the last call's `GenerationResult`. Arguments as in `specnb.generate`.
     """
     assistant_model, assistant_tokenizer = unwrapped("assistant_model", assistant_model, assistant_tokenizer)
     if method is not None and not isinstance(method, Method) and method not in METHODS:

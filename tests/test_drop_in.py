@@ -325,7 +325,7 @@ CONFLICTS: dict[str, tuple[dict[str, Any], str]] = {
     "threshold": ({"assistant_model": D, "assistant_confidence_threshold": 1.5}, "assistant_confidence_threshold=1.5"),
     "schedule": ({"assistant_model": D, "num_assistant_tokens_schedule": "constnat"}, "num_assistant_tokens_schedule"),
     "verification": ({"assistant_model": D, "verification": "blok"}, "verification"),
-    "temperature": ({"assistant_model": D, "temperature": 0, "do_sample": True}, "temperature"),
+    "temperature": ({"assistant_model": D, "temperature": -1, "do_sample": True}, "temperature"),
     "seed": ({"assistant_model": D, "seed": -1}, "seed=-1"),
     "max_new_tokens": ({"assistant_model": D, "max_new_tokens": 0}, "max_new_tokens=0"),
     "misspelt": ({"assistant_model": D, "max_new_tokns": 4}, "max_new_tokns"),
