@@ -12,7 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from specnb import adapters, drafters, refusals
 from specnb.engine import Decoder
-from specnb.inputs import check_arguments, check_prompt, encode, unwrapped, without_zero_temperature
+from specnb.inputs import check_arguments, check_prompt, encode, in_effect, plainly, unwrapped
 from specnb.models import Pair
 from specnb.options import ASKED_BY, BY_NAME, METHODS, Method, unknown
 from specnb.resolve import OF_ASSISTANTS, OF_SPECNB, asks, method_name, of_config, resolve, settings
@@ -99,23 +99,21 @@ def _generate(
         of_config(called), model.generation_config, getattr(engine.assistant_model, "generation_config", None)
     )
     engine.method = resolve(method, checked, configs, engine.assistant_for)
-    refusals.check_options(checked)
+    refusals.check_options({name: in_effect(name, checked, model) for name in refusals.REFUSED | checked.keys()})
     passed = {name: value for name, value in checked.items() if name not in OF_SPECNB}
     refusals.check_names(model, passed)
     refusals.check_cache(passed.get("past_key_values", passed.get("cache")))
     passed = encode(model, inputs, passed, tokenizer)
     check_prompt(model, passed)
     refusals.check_model(model, passed)
-    engine.called = {**of_config(called, vars(called or model.generation_config)), **passed}
-    greedy = without_zero_temperature(passed, model)
-    if greedy is not passed and engine.called.get("temperature") is not None:
-        engine.called = {**engine.called, "do_sample": False}
-    passed, places = (
-        greedy,
-        [passed.get("stop_strings"), *(getattr(c, "stop_strings", None) for c in (called, model.generation_config))],
-    )
-    engine.stopping_criteria = stopping(next((strings for strings in places if strings is not None), None), tokenizer)
-    if any(strings is not None for strings in places):  # transformers cannot build the criterion for a callable
+    strings = in_effect("stop_strings", passed, model)
+    engine.stopping_criteria = stopping(strings, tokenizer)
+    engine.called = {**({} if called is None else vars(called)), **passed}
+    if engine.called.get("temperature") == 0:
+        engine.called["do_sample"] = False  # which it stands for
+    passed = plainly(passed, model)
+    passed.pop("stop_strings", None)
+    if strings is not None:  # transformers cannot build the criterion for a callable
         passed["stop_strings"] = None
     model.generate(**passed, custom_generate=engine)
     if engine.result is None:

@@ -65,7 +65,7 @@ class Decoder:
     stopping_criteria: Sequence[Any] = ()
     probabilities: bool = False
     assistant_for: str | None = _UNCHECKED
-    called: Mapping[str, Any] | None = None  # what the call and its config set, where that is known
+    called: dict[str, Any] | None = None  # what the call and its config set, where that is known
     result: GenerationResult | None = None
 
     def __post_init__(self) -> None:

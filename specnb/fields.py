@@ -46,5 +46,8 @@ PARAMETERS: dict[str, str] = {
     **dict.fromkeys(("synced_gpus", "custom_generate"), "refused"),
 }
 # fmt: on
+STATIC_LIKE = ("static", "sliding_window", "hybrid", "hybrid_chunked")
+"""Values of `cache_implementation` that store what a DynamicCache stores, so that the engine's own buffers stand for them."""
+CACHES_REFUSED = ("offloaded", "offloaded_static", "offloaded_hybrid", "offloaded_hybrid_chunked", "quantized", "paged")
 NEW_FIELDS = frozenset(vars(GenerationConfig()).keys() - FIELDS.keys())
 NEW_PARAMETERS = frozenset(signature(GenerationMixin.generate).parameters.keys() - PARAMETERS.keys())

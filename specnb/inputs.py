@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from specnb import adapters
+from specnb.fields import STATIC_LIKE
 from specnb.models import Pair
 from specnb.options import greedy_at_zero
 
@@ -90,21 +91,32 @@ def _check_ids(name: str, given: Any) -> None:
         )
 
 
-def without_zero_temperature(passed: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
-    """The arguments for `generate()` with `temperature=0` read as greedy, wherever it stands. Configs are left as they are."""
+def in_effect(name: str, passed: Mapping[str, Any], model: PreTrainedModel) -> Any:
+    """An option's value in a call: its own (None, too), else its generation config's, else the model's."""
+    if name in passed:
+        return passed[name]
+    places = (passed.get("generation_config"), model.generation_config)
+    return next((value for value in (getattr(one, name, None) for one in places) if value is not None), None)
+
+
+def over_configs(passed: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """The arguments for `generate()` with options that decide over all configs, which are left as they are."""
     config = passed.get("generation_config")
-    places = [
-        passed.get("temperature"),
-        *(getattr(one, "temperature", None) for one in (config, model.generation_config)),
-    ]
-    if next((value for value in places if value is not None), 1) != 0:
-        return passed
-    greedy = greedy_at_zero({**passed, "temperature": 0})
     if config is None:
-        return {**greedy, "temperature": 1.0}  # decides over the model's own setting, without effect
+        return passed | options
     config = copy.deepcopy(config)  # in it, since transformers warns of options beside a config
-    config.do_sample, config.temperature = False, 1.0
-    return {name: value for name, value in greedy.items() if name != "do_sample"} | {"generation_config": config}
+    for name, value in options.items():
+        setattr(config, name, value)
+    return {name: value for name, value in passed.items() if name not in options} | {"generation_config": config}
+
+
+def plainly(passed: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
+    """The arguments for `generate()` with `temperature=0` read as greedy, and without a cache that nothing would use."""
+    if in_effect("temperature", passed, model) == 0:
+        passed = over_configs(greedy_at_zero({**passed, "temperature": 0}), do_sample=False, temperature=1.0)
+    if in_effect("cache_implementation", passed, model) in STATIC_LIKE:
+        passed = over_configs(passed, cache_implementation="dynamic")
+    return passed
 
 
 def encode(model: PreTrainedModel, inputs: Any, passed: dict[str, Any], tokenizer: Any) -> dict[str, Any]:

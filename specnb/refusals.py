@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from specnb import adapters
 from specnb.decoding.cached import check_rollback, forward_parameters
-from specnb.fields import NEW_FIELDS, NEW_PARAMETERS
+from specnb.fields import CACHES_REFUSED, NEW_FIELDS, NEW_PARAMETERS
 from specnb.options import BY_NAME, Method
 from specnb.resolve import STANDARD
 
@@ -44,14 +44,8 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "output_hidden_states": ((None, False), "rejected positions have no place in that output"),
     "speculation_type": ((None,), "drafters of that type are not built here"),
     "synced_gpus": ((None, False), "each process decodes for itself and waits for no other"),
-    # These store what a DynamicCache stores, so the text is the same; the engine keeps its own buffers.
-    "cache_implementation": (
-        (None, "dynamic", "static", "sliding_window", "hybrid", "hybrid_chunked"),
-        "the engine keeps keys and values itself, as they are and where they are computed, which is neither offloaded, quantized "
-        "nor paged; cache_implementation='dynamic' in the call decides over a generation config's",
-    ),
 }
-REFUSED = frozenset(_REFUSED)
+REFUSED = frozenset({*_REFUSED, "cache_implementation"})
 
 
 def check_options(options: Mapping[str, Any] | GenerationConfig) -> None:
@@ -64,6 +58,12 @@ def check_options(options: Mapping[str, Any] | GenerationConfig) -> None:
         value = value_of(name)
         if value not in harmless:
             raise ValueError(f"{name}={value!r} cannot be combined with speculative decoding: {why}. {_PLAIN}")
+    if value_of("cache_implementation") in CACHES_REFUSED:
+        raise ValueError(
+            f"cache_implementation={value_of('cache_implementation')!r} cannot be followed: the engine keeps keys and values itself, as "
+            "they are and where they are computed, neither offloaded, quantized nor paged. cache_implementation='dynamic' in the call "
+            f"decides over a generation config's. {_PLAIN}"
+        )
     if value_of("is_assistant") and value_of("output_scores") and value_of("assistant_confidence_threshold") != 0:
         raise ValueError(
             "is_assistant=True together with output_scores ends a text at the first token that is less probable than "

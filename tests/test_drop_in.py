@@ -351,7 +351,7 @@ def test_a_text_needs_a_tokenizer_and_some_text() -> None:
         with pytest.raises(ValueError, match="empty"):
             specnb.generate(T, ["a", ""], tokenizer=tokenizer, max_new_tokens=3)
         for wrong in ([3, 4], 7):
-            with pytest.raises(TypeError, match="inputs must be"):
+            with pytest.raises(ValueError, match="inputs must be"):
                 specnb.generate(T, wrong, tokenizer=tokenizer, max_new_tokens=3)  # type: ignore[arg-type]
 
 
