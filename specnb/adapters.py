@@ -10,7 +10,42 @@ from typing import Any
 
 # Each tried against peft's own generate(): tests/test_cases_peft.py.
 _WEIGHTS = frozenset(
-    ["LORA", "ADALORA", "ADAPTION_PROMPT", "BEFT", "BOFT", "C3A", "DEFT", "DELORA", "FOURIERFT", "FROD", "GLORA", "GRALORA", "HIRA", "HRA", "IA3", "LN_TUNING", "LOHA", "LOKR", "MISS", "OFT", "OSF", "PEANUT", "PSOFT", "PVERA", "RANDLORA", "ROAD", "SHIRA", "SUPERTUNING", "TINYLORA", "TRAINABLE_TOKENS", "UNILORA", "VBLORA", "VERA", "WAVEFT"]
+    [
+        "LORA",
+        "ADALORA",
+        "ADAPTION_PROMPT",
+        "BEFT",
+        "BOFT",
+        "C3A",
+        "DEFT",
+        "DELORA",
+        "FOURIERFT",
+        "FROD",
+        "GLORA",
+        "GRALORA",
+        "HIRA",
+        "HRA",
+        "IA3",
+        "LN_TUNING",
+        "LOHA",
+        "LOKR",
+        "MISS",
+        "OFT",
+        "OSF",
+        "PEANUT",
+        "PSOFT",
+        "PVERA",
+        "RANDLORA",
+        "ROAD",
+        "SHIRA",
+        "SUPERTUNING",
+        "TINYLORA",
+        "TRAINABLE_TOKENS",
+        "UNILORA",
+        "VBLORA",
+        "VERA",
+        "WAVEFT",
+    ]
 )
 PER_ROW = {
     "adapter_names",

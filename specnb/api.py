@@ -70,13 +70,13 @@ def generate(
             cache cannot be rolled back; all before the first token.
         KeyboardInterrupt: as raised, with the result so far as `.partial_result` (any other exception likewise).
     """
-    assistant_model, assistant_tokenizer = unwrapped("assistant_model", assistant_model, assistant_tokenizer)
     if isinstance(model, Pair):
         pair, model = model, model.target
         tokenizer = tokenizer if tokenizer is not None else pair.tokenizer
         other = method is None and any(asks(options.get(option)) for option in ASKED_BY)
         if assistant_model is None and not other and method_name(method) in (None, *OF_ASSISTANTS):
             assistant_model, assistant_tokenizer = pair.assistant, pair.assistant_tokenizer
+    assistant_model, assistant_tokenizer = unwrapped("assistant_model", assistant_model, assistant_tokenizer)
     wrapper, (model, _) = model, unwrapped("model", model)
     given_too = {"streamer": streamer, "on_step": on_step, "cancel": cancel, "tokenizer": tokenizer,
                  "assistant_tokenizer": assistant_tokenizer}  # fmt: skip

@@ -193,7 +193,7 @@ class Decoder:
         if isinstance(method, Method):
             bound = {}
             if called is None and override({}, asked):  # the bound one's options with the call's
-                method, bound = method.name, dict(method.given)
+                bound, method = dict(method.given), method.name
         target = of_config(model.generation_config)
         # generate() merged the configs: what is neither the target's nor transformers' default was in the call's.
         own = {

@@ -62,8 +62,10 @@ class EarlyExitTarget(CachedLM):
     def __init__(self, model: PreTrainedModel, rows: Sequence[Row], exit: int, **options: Any) -> None:
         depth = model.config.get_text_config(decoder=True).num_hidden_layers
         if not 1 <= exit < depth:
+            last = latest_exit(model)
+            why = f"has {depth} layers" if last == depth - 1 else f"shares keys and values of layer {last + 1}"
             raise ValueError(
-                f"assistant_early_exit={exit} is not valid: {type(model).__name__} has {depth} layers, so give 1 to {depth - 1}."
+                f"assistant_early_exit={exit} is not valid: {type(model).__name__} {why}, so give 1 to {last}."
             )
         super().__init__(model, rows, **options)
         self._graphs = None  # the halves hand each other tensors that a recording would not see
@@ -97,6 +99,18 @@ class EarlyExitTarget(CachedLM):
         return super()._forward(rows, fed, starts, keep)
 
 
+def latest_exit(model: PreTrainedModel) -> int:
+    """The latest exit: one layer is left above, and those whose keys and values later layers read (Gemma) are above, too."""
+    config = model.config.get_text_config(decoder=True)
+    depth, shared = config.num_hidden_layers, getattr(config, "num_kv_shared_layers", 0) or 0
+    if not 0 < shared < depth:
+        return int(depth - 1)
+    kinds = list(getattr(config, "layer_types", None) or ["full_attention"] * depth)
+    own = kinds[: depth - shared]
+    read = [len(own) - 1 - own[::-1].index(kind) for kind in set(kinds[depth - shared :]) if kind in own]
+    return int(max(1, min([depth - 1, *read])))
+
+
 @torch.no_grad()
 def check_halves(
     model: PreTrainedModel, lower: PreTrainedModel, last: Capture, upper: PreTrainedModel, inject: Inject, exit: int
@@ -117,7 +131,8 @@ def check_halves(
             return
     except Exception as error:
         reason = error
+    latest = latest_exit(model)
     raise ValueError(
         f"assistant_early_exit={exit} cannot be used with {type(model).__name__}: its layers, run in two halves, do not reproduce the "
-        f"whole ({reason}). Choose {'an earlier exit' if exit > 1 else 'another exit'}, or another method."
+        f"whole ({reason}). Choose {f'1 to {latest}' if exit > latest else 'another exit'}, or another method."
     )
