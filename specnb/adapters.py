@@ -83,25 +83,20 @@ def check(model: Any) -> None:
     configs = vars(model).get("peft_config")
     if not isinstance(configs, Mapping):
         return
-    for adapter in _active(model):
-        if adapter in configs:
-            _check(f"{type(model).__name__} has", adapter, configs[adapter])
-
-
-def _active(model: Any) -> set[str]:
-    """The adapters at work in a model; ValueError where a call gave each row its own."""
-    found: set[str] = set()
+    active: set[str] = set()
+    per_row: set[str] = set()
     for module in model.modules():
-        active = getattr(module, "active_adapters", None)  # of a transformers model, a method
-        if not isinstance(active, (list, tuple)):
-            continue
-        if not getattr(module, "disable_adapters", False):
-            found.update(active)
-        for hook in module._forward_pre_hooks.values():
-            given = PER_ROW & set(hook.keywords) if isinstance(hook, partial) else set()
-            if given:
-                refuse_per_row(given.pop())
-    return found
+        names = getattr(module, "active_adapters", None)  # of a transformers model, a method
+        if isinstance(names, (list, tuple)) and not getattr(module, "disable_adapters", False):
+            active.update(names)
+            hooks = module._forward_pre_hooks.values()
+            per_row.update(
+                name for hook in hooks if isinstance(hook, partial) for name in PER_ROW & hook.keywords.keys()
+            )
+    for adapter in active & configs.keys():
+        _check(f"{type(model).__name__} has", adapter, configs[adapter])
+    for name in per_row:
+        refuse_per_row(name)
 
 
 def refuse_per_row(name: str) -> None:

@@ -54,6 +54,11 @@ def check_options(options: Mapping[str, Any] | GenerationConfig) -> None:
     def value_of(name: str) -> Any:
         return options.get(name) if isinstance(options, Mapping) else getattr(options, name, None)
 
+    if value_of("is_assistant") and value_of("output_scores") and value_of("assistant_confidence_threshold") != 0:
+        raise ValueError(
+            "is_assistant=True together with output_scores ends a text at the first token that is less probable than "
+            "assistant_confidence_threshold, which is for drafts only: give is_assistant=False."
+        )
     for name, (harmless, why) in _REFUSED.items():
         value = value_of(name)
         if value not in harmless:
@@ -63,11 +68,6 @@ def check_options(options: Mapping[str, Any] | GenerationConfig) -> None:
             f"cache_implementation={value_of('cache_implementation')!r} cannot be followed: the engine keeps keys and values itself, as "
             "they are and where they are computed, neither offloaded, quantized nor paged. cache_implementation='dynamic' in the call "
             f"decides over a generation config's. {_PLAIN}"
-        )
-    if value_of("is_assistant") and value_of("output_scores") and value_of("assistant_confidence_threshold") != 0:
-        raise ValueError(
-            "is_assistant=True together with output_scores ends a text at the first token that is less probable than "
-            "assistant_confidence_threshold, which is for drafts only: give is_assistant=False."
         )
     for name in NEW_FIELDS if isinstance(options, GenerationConfig) else NEW_FIELDS & options.keys():
         value = value_of(name)

@@ -18,7 +18,6 @@ OF_SPECNB = DRAFTING | ASKED_BY.keys()
 OF_ASSISTANTS = {name for name, info in METHODS.items() if "assistant_model" in info.needs}
 OF_DRAFTS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 """Settings that transformers reads from the draft model's generation config."""
-_LENGTH = ("num_assistant_tokens", "prompt_lookup_num_tokens")  # one option under two names
 
 
 class Chosen(NamedTuple):
@@ -160,8 +159,11 @@ def _lookup_length(options: dict[str, Any], given: Mapping[str, Any]) -> dict[st
 def override(bound: Mapping[str, Any], called: Mapping[str, Any]) -> dict[str, Any]:
     """Bound options with those of a call, which decide; the two names of a draft length are one option."""
     called = {name: value for name, value in called.items() if value is not None}
-    both = set(_LENGTH) if set(_LENGTH) & called.keys() else set()
-    return {name: value for name, value in bound.items() if name not in both} | called
+    one, other = "num_assistant_tokens", "prompt_lookup_num_tokens"
+    if other in bound and one in called and other not in called:
+        called[other] = called.pop(one)  # the bound name asks for the method, too
+    left_out = {one, other} if {one, other} & called.keys() else set()
+    return {name: value for name, value in bound.items() if name not in left_out} | called
 
 
 def sources_in_effect(
