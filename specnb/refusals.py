@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from specnb.decoding.feed import forward_parameters
+from specnb.decoding.prepared import cached_length
 from specnb.options import BY_NAME, Method
 
 if TYPE_CHECKING:
@@ -101,15 +101,14 @@ def _drops(module: Any) -> bool:
 
 def check_past(past: Any, rows: Sequence[Row], pads: Sequence[int]) -> None:
     """Raise ValueError for a filled prompt cache that cannot be continued."""
-    if not isinstance(past, Cache) or not past.get_seq_length():
+    if not isinstance(past, Cache):
         return
-    held = past.get_seq_length()
-    known = {DynamicLayer, DynamicSlidingWindowLayer}
-    if not isinstance(past, DynamicCache) or any(
-        type(layer) not in known and layer.keys is not None for layer in past.layers
-    ):
+    held = cached_length(past)
+    if not held and not (past.is_initialized and all(past.is_linear if hasattr(past, "is_linear") else ())):
+        return
+    if not isinstance(past, DynamicCache) or not held:
         raise ValueError(
-            f"a filled {type(past).__name__} cannot be continued; give a DynamicCache, or no cache at all."
+            f"a filled {type(past).__name__} cannot be continued; give a DynamicCache of attention layers, or no cache at all."
         )
     if len(rows) > 1:
         raise ValueError("a filled cache can be continued for one prompt at a time only.")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from specnb.decoding.borrow import Capture, borrow
 from specnb.decoding.contracts import Row
@@ -53,7 +54,9 @@ class CachedLM(LM):
         self._cache_name = cache_keyword(parameters)
         self._keeps = "logits_to_keep" in parameters
         self._positions = "position_ids" in parameters
-        self._sdpa = getattr(self.config, "_attn_implementation", "eager") == "sdpa"
+        attention = getattr(self.config, "_attn_implementation", "eager")
+        self._sdpa = attention == "sdpa"
+        self._maskless = attention not in ALL_MASK_ATTENTION_FUNCTIONS  # transformers makes no mask for it
         record = recorder(given)
         for what, remedy, wanted in (
             ("several rows at once cannot be decoded", "Generate the prompts one by one.", len(rows) > 1),
@@ -63,9 +66,10 @@ class CachedLM(LM):
             if reason:
                 raise ValueError(f"{what} with {self.config.model_type!r}: {reason}. {remedy}")
         self._graphs = Graphs(self.store, record, self.device) if record else None
-        if past is not None and past.get_seq_length():
-            self.store.load(past, past.get_seq_length())
-            self._agreed[rows[0].index] = past.get_seq_length()
+        held = 0 if past is None else past.get_seq_length()
+        if past is not None and held:
+            self.store.load(past, held)
+            self._agreed[rows[0].index] = held
 
     def follow(self, rows: Sequence[Row]) -> None:
         self.store.follow([row.index for row in rows])
@@ -92,7 +96,9 @@ class CachedLM(LM):
             slots = torch.arange(starts[0], starts[0] + width, device=self.device).expand(len(starts), -1)
         else:
             slots = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
-        return self._pass(tokens, slots, keep, masked=not self.store.span.uniform)
+        return self._pass(
+            tokens, slots, keep, not self.store.span.uniform or (self._maskless and width > 1 and max(starts) > 0)
+        )
 
     def _block(self, block: Tensor) -> Pass:
         """The same as a `graphs.Block`."""

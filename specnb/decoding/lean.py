@@ -51,14 +51,14 @@ class LeanNorm(Stand):
     __call__ = forward
 
 
-def stands(modules: Mapping[str, nn.Module]) -> dict[str, Stand]:
+def stands(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """What stands in for such layers among a model's modules, by path."""
     if not is_torchs_own():
         return {}
     return {name: stand for name, module in modules.items() if name and (stand := _stand(module)) is not None}
 
 
-def _stand(module: nn.Module) -> Stand | None:
+def _stand(module: nn.Module) -> nn.Module | None:
     if module._forward_hooks or module._forward_pre_hooks:
         return None
     if type(module) is nn.Linear:

@@ -57,6 +57,9 @@ class PackedWeight:
 class PackedLinear(LinearStand):
     """A linear layer that multiplies with its packed weight where that is faster, from `rows` rows on."""
 
+    packed: PackedWeight
+    rows: int
+
     def __init__(self, layer: nn.Linear, rows: int) -> None:
         super().__init__(layer)
         self.__dict__.update(packed=PackedWeight.of(layer.weight), rows=rows)

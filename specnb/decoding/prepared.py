@@ -62,6 +62,8 @@ class PreparedLM(LM):
             self.model = borrow(model, {model.base_model_prefix: self._tap})
         self._extras, self._rolls_back = dict(extras or {}), rolls_back
         self._started = False
+        self._floor = 0  # the cache cannot be taken back further
+        self._records = False
         self._ids: list[int] = []  # what the cache holds
         # of generate(), by length of the text
         self._arguments: dict[int, dict[str, Any]] = (
@@ -70,7 +72,7 @@ class PreparedLM(LM):
         self._outputs: Any = ModelOutput()
         self._past = past
         self._cache: Any = None
-        held = past.get_seq_length() if past is not None else 0
+        held = cached_length(past)
         if held:
             self._agreed[rows[0].index], self._ids = held, list(rows[0].ids[:held])
 
@@ -78,8 +80,8 @@ class PreparedLM(LM):
         start, new = starts[0], list(fed[0])
         if self._last_id is not None:
             new = [min(token, self._last_id) for token in new]
-        if self._started:
-            self._cut(start)
+        if self._started and not self._cut(start, len(rows[0].ids)):
+            start, new = 0, [*self._ids[:start], *new]
         self._ids = [*self._ids[:start], *new]
         ids = torch.tensor([self._ids], device=self.device)
         arguments = self._at(len(self._ids))
@@ -134,16 +136,18 @@ class PreparedLM(LM):
         """Have the cache's layers keep what a rollback needs."""
         if self._rolls_back and hasattr(cache, "activate_past_recording"):
             cache.activate_past_recording()
+            self._records = any(hasattr(layer, "record_past") for layer in cache.layers)
 
-    def _cut(self, n: int) -> None:
-        """Take the cache back to the first `n` tokens."""
+    def _cut(self, n: int, certain: int) -> bool:
+        """Take the cache back to the first `n` tokens, of which `certain` will not be taken back. False: it is empty now."""
         held = len(self._ids)
-        if n == 0:
-            self._cache, self._arguments, self._started, self._ids = None, {}, False, []
-        elif self._rolls_back:
+        if n == 0 or n < self._floor:
+            self._cache, self._past, self._arguments, self._started, self._floor = None, None, {}, False, 0
+            return False
+        if self._rolls_back and (n < held or n <= certain):
             self._cache.crop(n - held)  # also by 0: what was recorded can go then
-        elif n != held:
-            raise RuntimeError("plain decoding took something back")
+            self._floor = n if self._records else 0
+        return True
 
     def _at(self, n: int) -> dict[str, Any]:
         """The arguments that `generate()` would give for a text of `n` tokens."""
@@ -165,7 +169,7 @@ class PreparedLM(LM):
 
     def hand_back(self, cache: Any, row: Row) -> Any:
         if self._rolls_back and self._cache is not None and len(self._ids) >= len(row.ids):
-            self._cut(len(row.ids) - 1)
+            self._cut(len(row.ids) - 1, len(row.ids))
         return self._cache
 
 
@@ -185,7 +189,15 @@ def arguments_of(model: PreTrainedModel, ids: Sequence[int], past: Any = None, *
     parameters = forward_parameters(type(model))
     if "attention_mask" in parameters:
         given.setdefault("attention_mask", torch.ones_like(prompt))
-    if past is not None and past.get_seq_length():
+    if cached_length(past):
         given[cache_keyword(parameters)] = past
     GenerationMixin.generate(bare, prompt, custom_generate=decode, **given)
     return taken
+
+
+def cached_length(cache: Any) -> int:
+    """How many tokens a transformers cache holds; 0 for None, and for one that does not say (recurrent layers only)."""
+    try:
+        return 0 if cache is None else int(cache.get_seq_length())
+    except ValueError:
+        return 0
