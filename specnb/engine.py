@@ -25,6 +25,7 @@ from specnb.decoding.loop import decode
 from specnb.decoding.probabilities import Processors
 from specnb.decoding.schedules import SCHEDULES
 from specnb.decoding.stops import Stops
+from specnb.decoding.trial import trial
 from specnb.decoding.verify import RULES
 from specnb.options import BY_NAME, Method
 from specnb.resolve import OF_SPECNB, STANDARD, resolve
@@ -106,6 +107,7 @@ class Decoder:
                   if name not in _FOR_ITS_LOOP and value is not None}  # fmt: skip
         feed = Feed(extras, batch.planes(model_kwargs.get("position_ids"), prompts, pads), types_at_first(model))
         given = Given(model_kwargs if len(rows) == 1 and prompts[0] == input_ids[0].tolist() else None, feed, past)
+        trial(model, rows, given, chosen.name != "plain")
         size = Size(max(map(len, prompts)) + min(room, 512) + 16, generation_config.prefill_chunk_size)
         run = drafters.Run(model, rows, chosen.options, sample, stops.eos, size, given,
                            self.assistant_model, self.tokenizer, self.assistant_tokenizer, self.probabilities)  # fmt: skip

@@ -20,8 +20,8 @@ PER_TOKEN = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 # Their own preparation leaves the types of image tokens out after the first pass, and nothing else.
 _TYPES_AT_FIRST = ("gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "gemma4_unified",
                    "gemma4_unified_text")  # fmt: skip
-# Their cache holds more than the text: image states before it, say.
-_CACHES_MORE = ("git", "cpmant")
+# Their cache holds more than a slot per token: image states before the text, slots of a prompt of its own, one for each loop.
+_CACHES_MORE = ("cpmant", "dory", "git")
 # Inputs that belong to the first pass; where transformers has no such list, all do.
 _FIRST_PASS: Collection[str] | None = getattr(generation, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", None)
 
@@ -49,6 +49,10 @@ class Feed:
         known = slots.clamp(max=last).expand(*planes.shape[:-2], *slots.shape)
         table = planes.expand(*planes.shape[:-2], slots.shape[0], -1)
         return table.gather(-1, known) + (slots - last).clamp(min=0)
+
+    def with_positions(self) -> dict[str, Any]:
+        """The same as arguments for `generate()`."""
+        return {**self.extras, **({} if self.planes is None else {"position_ids": self.planes})}
 
     def beside(self, slots: Tensor, rows: Sequence[int], first: bool) -> dict[str, Any]:
         """The further arguments of a pass over `slots`."""

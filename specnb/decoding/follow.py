@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from specnb.decoding.batch import planes
 from specnb.decoding.cached import CachedLM, own_masks
-from specnb.decoding.contracts import Row
+from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.feed import (
     PER_TOKEN,
     Feed,
@@ -69,7 +69,7 @@ def follow(
         rolls_back: whether drafts will be rejected.
         fast: makes the LM of a model that keeps to the standard.
 
-    Raises ValueError for a model or rows that cannot be followed, naming what is in the way.
+    Raises Unsupported for a model or rows that cannot be followed, naming what is in the way.
     """
     if rolls_back:
         check_rollback(model, role)
@@ -79,9 +79,9 @@ def follow(
     if not keeps_to_standard(model, feed):
         if len(rows) == 1:
             arguments = given.arguments if given else None
-            extras = _with_positions(feed)
+            extras = feed.with_positions()
             return PreparedLM(model, rows, arguments=arguments, extras=extras, past=past, rolls_back=rolls_back, **more)
-        feeds = {row.index: _with_positions(_of_row(model, feed, r, row)) for r, row in enumerate(rows)}
+        feeds = {row.index: of_row(model, feed, r, row).with_positions() for r, row in enumerate(rows)}
         lms: dict[int, LM] = {
             row.index: PreparedLM(model, [row], extras=feeds[row.index], rolls_back=rolls_back, **more) for row in rows
         }
@@ -89,24 +89,24 @@ def follow(
     more |= {"capacity": size.capacity, "prefill_chunk_size": size.prefill_chunk_size}
     if len(rows) > 1 and own_masks(model, feed):
         return OneByOne(
-            {row.index: fast(model, [row], feed=_of_row(model, feed, r, row), **more) for r, row in enumerate(rows)}
+            {row.index: fast(model, [row], feed=of_row(model, feed, r, row), **more) for r, row in enumerate(rows)}
         )
     return fast(model, rows, feed=feed, past=past if len(rows) == 1 else None, **more)
 
 
 def keeps_to_standard(model: PreTrainedModel, feed: Feed) -> bool:
     """Whether `CachedLM` can feed the model and keep its cache."""
-    if own_preparation(model) or (feed.extras and caches_more(model)) or other_layers(model.config):
+    if own_preparation(model) or caches_more(model) or other_layers(model.config):
         return False
     return cache_keyword(parameters := forward_parameters(type(model))) in parameters
 
 
 def check_rollback(model: PreTrainedModel, role: str) -> None:
-    """Raise ValueError, naming model and layers, where a rejected draft cannot be taken back."""
+    """Raise Unsupported, naming model and layers, where a rejected draft cannot be taken back."""
     name = type(model).__name__
     if getattr(model, "_is_stateful", False):
         kinds = ", ".join(sorted(set(other_layers(model.config).values()))) or "kept outside the cache"
-        raise ValueError(
+        raise Unsupported(
             f"the {role} ({name}) has layers with a running state ({kinds}) that cannot be rolled back after a rejection: "
             + ("use method='plain', or a target" if role == "target" else "use a draft model")
             + " whose layers are all attention layers."
@@ -123,16 +123,12 @@ def _own_feed(model: PreTrainedModel, rows: Sequence[Row]) -> Feed:
     return Feed(planes=planes(table, [row.ids for row in rows], [0] * len(rows)))
 
 
-def _with_positions(feed: Feed) -> dict[str, Any]:
-    return {**feed.extras, **({} if feed.planes is None else {"position_ids": feed.planes})}
-
-
-def _of_row(model: PreTrainedModel, feed: Feed, r: int, row: Row) -> Feed:
-    """What belongs to one of several rows. Raises ValueError for what cannot be told apart."""
+def of_row(model: PreTrainedModel, feed: Feed, r: int, row: Row) -> Feed:
+    """What belongs to one of several rows. Raises Unsupported for what cannot be told apart."""
     n, extras = len(row.ids), {}
     for name, value in feed.extras.items():
         if name not in PER_TOKEN:
-            raise ValueError(
+            raise Unsupported(
                 f"several rows with {name} cannot be decoded with {type(model).__name__}, which takes one row at a time here: "
                 "generate the prompts one by one."
             )

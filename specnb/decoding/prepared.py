@@ -16,7 +16,7 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from specnb.decoding.borrow import Capture, borrow
-from specnb.decoding.contracts import Row
+from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.fast import fastest
 from specnb.decoding.feed import cache_keyword, forward_parameters
 from specnb.decoding.lm import LM, model_device
@@ -106,7 +106,7 @@ class PreparedLM(LM):
         if not keep:
             return logits
         if logits.shape[1] < keep:
-            raise ValueError(
+            raise Unsupported(
                 f"{type(self.model).__name__} gives logits for {logits.shape[1]} of {keep} tokens of a pass, so drafts "
                 "cannot be verified; use method='plain'."
             )
@@ -117,7 +117,7 @@ class PreparedLM(LM):
         cache = next((out[name] for name in CACHES if out.get(name) is not None), None)
         self._outputs = type(out)({k: v for k, v in out.items() if k not in ("logits", *CACHES)}) if out else out
         if self._rolls_back and cache is None:
-            raise ValueError(
+            raise Unsupported(
                 f"{type(self.model).__name__} keeps no key/value cache, so a rejected draft cannot be taken back; "
                 "use method='plain'."
             )
@@ -126,7 +126,7 @@ class PreparedLM(LM):
         self._cache = cache
         if self._rolls_back and cache is not None and not getattr(cache, "is_croppable", True):
             kinds = sorted({type(layer).__name__ for layer in cache.layers if not layer.is_croppable})
-            raise ValueError(
+            raise Unsupported(
                 f"{type(self.model).__name__} cannot draft or be drafted for: its cache has layers ({', '.join(kinds)}) that "
                 "cannot be rolled back after a rejection; use method='plain'."
             )
@@ -145,7 +145,9 @@ class PreparedLM(LM):
             self._cache, self._past, self._arguments, self._started, self._floor = None, None, {}, False, 0
             return False
         if self._rolls_back and (n < held or n <= certain):
-            self._cache.crop(n - held)  # also by 0: what was recorded can go then
+            for layer in self._cache.layers:
+                if getattr(layer, "keys", True) is not None:  # a layer that no pass has reached holds nothing
+                    layer.crop(n - held)  # also by 0: what was recorded can go then
             self._floor = n if self._records else 0
         return True
 
