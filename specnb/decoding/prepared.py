@@ -124,8 +124,9 @@ class PreparedLM(LM):
         if cache is not self._cache:
             self._record(cache)
         self._cache = cache
-        if self._rolls_back and cache is not None and not getattr(cache, "is_croppable", True):
-            kinds = sorted({type(layer).__name__ for layer in cache.layers if not layer.is_croppable})
+        fixed = [layer for layer in getattr(cache, "layers", ()) if not getattr(layer, "is_croppable", True)]
+        kinds = sorted({type(layer).__name__ for layer in fixed if _holds(layer)})
+        if self._rolls_back and kinds:
             raise Unsupported(
                 f"{type(self.model).__name__} cannot draft or be drafted for: its cache has layers ({', '.join(kinds)}) that "
                 "cannot be rolled back after a rejection; use method='plain'."
@@ -146,7 +147,7 @@ class PreparedLM(LM):
             return False
         if self._rolls_back and (n < held or n <= certain):
             for layer in self._cache.layers:
-                if getattr(layer, "keys", True) is not None:  # a layer that no pass has reached holds nothing
+                if _holds(layer):
                     layer.crop(n - held)  # also by 0: what was recorded can go then
             self._floor = n if self._records else 0
         return True
@@ -203,3 +204,9 @@ def cached_length(cache: Any) -> int:
         return 0 if cache is None else int(cache.get_seq_length())
     except ValueError:
         return 0
+
+
+def _holds(layer: Any) -> bool:
+    """Whether a pass has reached this layer of a cache."""
+    states = (getattr(layer, name, {}) for name in ("is_conv_states_initialized", "is_recurrent_states_initialized"))
+    return getattr(layer, "keys", None) is not None or any(any(one.values()) for one in states)
