@@ -20,10 +20,14 @@ from transformers.generation.streamers import BaseStreamer
 from specnb import adapters, drafters, refusals
 from specnb.decoding import batch
 from specnb.decoding.contracts import Row
+from specnb.decoding.feed import Feed, types_at_first
+from specnb.decoding.follow import Given, Size
+from specnb.decoding.lm import model_device
 from specnb.decoding.loop import decode
 from specnb.decoding.probabilities import Processors
 from specnb.decoding.schedules import SCHEDULES
 from specnb.decoding.stops import Stops
+from specnb.decoding.trial import trial
 from specnb.decoding.verify import RULES
 from specnb.inputs import check_filled
 from specnb.options import BY_NAME, Method
@@ -105,10 +109,10 @@ class Decoder:
         refusals.check_rule(chosen, sample, processors)
 
         prompts, pads = batch.split(input_ids, model_kwargs.get("attention_mask"))
-        device = model.get_input_embeddings().weight.device
+        device = model_device(model)
         schedule = SCHEDULES[chosen.options.get("num_assistant_tokens_schedule", "constant")]
         rows = [
-            Row(i, ids, room, torch.Generator("cpu" if device.type == "meta" else device).manual_seed((seed or 0) + i),
+            Row(i, ids, room, torch.Generator(device).manual_seed((seed or 0) + i),
                 processors.for_row(pads[i], fork=len(prompts) > 1), schedule(chosen.options.get("num_assistant_tokens", 0)))
             for i, ids in enumerate(prompts)
         ]  # fmt: skip
@@ -119,14 +123,13 @@ class Decoder:
         past = model_kwargs.get("cache", model_kwargs.get("past_key_values"))
         refusals.check_cache(past, made=generation_config.cache_implementation is not None)
         refusals.check_past(past, rows, pads)
-        refusals.check_positions(model_kwargs.get("position_ids"), rows, pads)
-        inputs = {name: batch.shift(value, pads, input_ids.shape) for name, value in model_kwargs.items()
+        extras = {name: batch.shift(value, pads, input_ids.shape) for name, value in model_kwargs.items()
                   if name not in _FOR_ITS_LOOP and value is not None}  # fmt: skip
-        size = {
-            "capacity": max(map(len, prompts)) + min(room, 512) + 16,
-            "prefill_chunk_size": generation_config.prefill_chunk_size,
-        }
-        run = drafters.Run(model, rows, chosen.options, sample, stops.eos, size, {"first_inputs": inputs, "past": past},
+        feed = Feed(extras, batch.planes(model_kwargs.get("position_ids"), prompts, pads), types_at_first(model))
+        given = Given(model_kwargs if len(rows) == 1 and prompts[0] == input_ids[0].tolist() else None, feed, past)
+        trial(model, rows, given, chosen.name != "plain")
+        size = Size(max(map(len, prompts)) + min(room, 512) + 16, generation_config.prefill_chunk_size)
+        run = drafters.Run(model, rows, chosen.options, sample, stops.eos, size, given,
                            self.assistant_model, self.tokenizer, self.assistant_tokenizer, self.probabilities)  # fmt: skip
         target, drafter = drafters.assemble(chosen.name, run)
         longest = max(map(len, prompts))
@@ -164,7 +167,7 @@ class Decoder:
             raise
         sequences = finish()
         if isinstance(past, DynamicCache) and len(rows) == 1:
-            target.store.unload(past, len(rows[0].ids) - 1)
+            target.hand_back(past, rows[0])
         return (
             GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Draft, Drafter, Row, Rule
+from specnb.decoding.lm import LM
 from specnb.decoding.probabilities import Law, read_choices
 from specnb.decoding.stops import Stops
 from specnb.trace import Step
@@ -14,7 +14,7 @@ from specnb.trace import Step
 NOTHING = Draft([])
 
 
-def decode(target: CachedLM, drafter: Drafter | None, rows: Sequence[Row], *, rule: Rule, stops: Stops,
+def decode(target: LM, drafter: Drafter | None, rows: Sequence[Row], *, rule: Rule, stops: Stops,
            ensemble_weight: float | None = None, margins: bool = False, probabilities: bool = False) -> Iterator[Step]:  # fmt: skip
     """Generate until every row has a `finish_reason`; yields each step as soon as it is committed.
 
@@ -33,7 +33,10 @@ def decode(target: CachedLM, drafter: Drafter | None, rows: Sequence[Row], *, ru
         if not active:
             return
         drafts = [NOTHING] * len(active)
-        if drafter is not None and (drafter.drafts_first or not first or (mixed and not drafter.reads_target)):
+        at_once = target.drafts_first and (
+            drafter is None or drafter.drafts_first or (mixed and not drafter.reads_target)
+        )
+        if drafter is not None and (at_once or not first):
             drafts = drafter.propose(active, [room(row, target) for row in active])
         drafted = time.perf_counter()
         logits = target.logits(active, [d.tokens for d in drafts], [len(d.tokens) + 1 for d in drafts])
@@ -70,9 +73,7 @@ def decode(target: CachedLM, drafter: Drafter | None, rows: Sequence[Row], *, ru
         first = False
 
 
-def room(row: Row, target: CachedLM) -> int:
+def room(row: Row, target: LM) -> int:
     """Most tokens worth drafting: the step adds one of its own, and positions end where the model's do."""
-    free = row.room - 1
-    if target.limit is not None:
-        free = min(free, target.limit - len(row.ids))
-    return max(0, free)
+    free, most = row.room - 1, target.room(len(row.ids))
+    return max(0, free if most is None else min(free, most))

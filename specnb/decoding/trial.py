@@ -1,0 +1,150 @@
+"""A net under everything: a model of a family that was not tested, or that was changed, shows once that it can be decoded in blocks.
+
+Before its first token a few tokens are run as a block, with a rejected draft in between, and one by one as transformers feeds
+them. Where the logits differ the model is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specnb.decoding.contracts import Row, Unsupported
+from specnb.decoding.follow import Given, Size, check_rollback, follow, of_row
+from specnb.decoding.prepared import PreparedLM
+
+TOKENS = 3  # in the block
+_LONGEST = 48  # tokens of a prompt that is only text
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+_HALF = 5e-2
+_TRIED: WeakKeyDictionary[PreTrainedModel, set[Any]] = WeakKeyDictionary()
+# Layers that scale the values of all tokens of a pass together.
+_DYNAMIC = ("torch.ao.nn.quantized.dynamic", "LinearActivationQuantizedTensor", "DynamicActivation")
+
+
+def trial(model: PreTrainedModel, rows: Sequence[Row], given: Given, rolls_back: bool) -> None:
+    """Raise Unsupported unless blocks of `model` give what its tokens give one by one; once per model and kind of input.
+
+    Args:
+        rows: the prompts; at most two of them are tried.
+        given: what `generate()` prepared for them.
+        rolls_back: whether drafts will be rejected; without, tokens are tried one by one.
+    """
+    if rolls_back:
+        check_rollback(model, "target")
+    if rolls_back or len(rows) > 1:
+        check_activations(model)
+    image = bool(given.feed.extras)
+    if tested(model, image):
+        return
+    state = image, rolls_back, len(rows) > 1, tuple(type(module) for module in model.modules())
+    if state in _TRIED.setdefault(model, set()):
+        return
+    for r, row in list(enumerate(rows))[:2]:
+        feed = given.feed if len(rows) == 1 else of_row(model, given.feed, r, row)
+        ids = row.ids if image or feed.planes is not None else row.ids[:_LONGEST]
+        difference, reason = _difference(model, ids, Given(feed=feed), rolls_back)
+        if reason or not difference <= _TOLERANCE.get(model.dtype, _HALF):
+            name, what = type(model).__name__, reason or f"logits differ by {difference:.1g} of their size"
+            raise Unsupported(
+                f"{name} gives another result for a block of tokens than for the same tokens one by one ({what}), so drafts cannot "
+                "be verified exactly: use method='plain', or another model."
+                if rolls_back
+                else f"{name} cannot be decoded as transformers decodes it ({what}). Use transformers' own generate() for this."
+            )
+    _TRIED[model].add(state)
+
+
+def check_activations(model: PreTrainedModel) -> None:
+    """Raise Unsupported for layers that compute a token differently with others beside it."""
+    for name, module in model.named_modules():
+        weight = vars(module).get("_parameters", {}).get("weight")
+        kinds = (type(module).__module__, type(weight).__name__, type(getattr(weight, "data", None)).__name__)
+        if any(kind.startswith(dynamic) for kind in kinds for dynamic in _DYNAMIC):
+            raise Unsupported(
+                f"{name} ({type(module).__name__}, dynamic quantisation) scales all tokens of a pass together, so a token computed in a block is "
+                "another one than computed alone. Use the model as it was before quantize_dynamic(), weight-only quantisation, or method='plain' "
+                "with one prompt at a time."
+            )
+
+
+def _difference(model: PreTrainedModel, ids: list[int], given: Given, rolls_back: bool) -> tuple[float, str]:
+    """The largest difference of logits between block and single tokens, relative to the logits' size; and what was raised."""
+    row = _row(ids)
+    alone = PreparedLM(model, [row], extras=given.feed.with_positions(), rolls_back=False)
+    with torch.random.fork_rng(devices=[]):
+        expected = [alone.logits([row], [[]], [1])[0]]
+        tokens: list[int] = []
+        for _ in range(TOKENS):
+            tokens.append(int(expected[-1][-1].argmax()))
+            expected.append(alone.logits([row], [tokens], [1])[0])
+        try:
+            row = _row(ids)
+            lm = follow(model, [row], Size(len(ids) + 8), given=given, rolls_back=rolls_back)
+            found = [lm.logits([row], [[]], [1])[0]]
+            if rolls_back:
+                wrong = [(token + 1) % lm.vocab_size for token in tokens]
+                lm.logits([row], [[tokens[0], *wrong[1:]]], [TOKENS + 1])
+                found.append(lm.logits([row], [tokens], [TOKENS + 1])[0][1:])
+            else:
+                found += [lm.logits([row], [tokens[: i + 1]], [1])[0] for i in range(TOKENS)]
+        except Unsupported:
+            raise
+        except Exception as error:  # of any kind: the model is not known
+            return float("inf"), f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    return _distance(torch.cat(expected), torch.cat(found)), ""
+
+
+def _distance(expected: Tensor, found: Tensor) -> float:
+    """The largest difference relative to the largest number, of those that are numbers in both."""
+    expected, found = expected.double(), found.double()
+    if expected.shape != found.shape or not torch.equal(expected.isfinite(), found.isfinite()):
+        return float("inf")
+    finite = expected.isfinite()
+    if not finite.any():
+        return 0.0
+    return float((expected - found)[finite].abs().max() / expected[finite].abs().max().clamp(min=1e-6))
+
+
+def _row(ids: Sequence[int]) -> Row:
+    from specnb.decoding.probabilities import Processors
+    from specnb.decoding.schedules import Constant
+
+    return Row(0, list(ids), TOKENS, torch.Generator(), Processors(), Constant(0))
+
+
+# ---- what needs no trial
+@cache
+def families() -> dict[str, Any]:
+    """The model types that `tests/families` found right, with text and with an image."""
+    listed = resources.files("specnb") / "tested_families.json"
+    found: dict[str, Any] = json.loads(listed.read_text(encoding="utf-8")) if listed.is_file() else {}
+    return found
+
+
+def tested(model: PreTrainedModel, image: bool) -> bool:
+    """Whether the model is of a tested family and as transformers makes it: no exchanged, quantised, patched or hooked part."""
+    if model.config.model_type not in families().get("image" if image else "text", ()):
+        return False
+    if getattr(model.config.get_text_config(decoder=True), "_attn_implementation", "eager") not in ("sdpa", "eager"):
+        return False
+    return getattr(model, "hf_quantizer", None) is None and all(map(_as_made, model.modules()))
+
+
+def _as_made(module: nn.Module) -> bool:
+    own = module.__dict__
+    if own["_forward_hooks"] or own["_forward_pre_hooks"] or ("forward" in own and "_hf_hook" not in own):
+        return False
+    if not type(module).__module__.startswith(
+        ("transformers.models.", "transformers.activations", "torch.nn.modules.")
+    ):
+        return False
+    return all(type(one) is nn.Parameter for one in own["_parameters"].values() if one is not None)
