@@ -11,7 +11,7 @@ import torch
 from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Drafter, Row
 from specnb.decoding.follow import Given, Size, follow
-from specnb.decoding.lm import LM
+from specnb.decoding.lm import LM, model_device
 from specnb.drafters.draft_model import DraftModel
 from specnb.drafters.early_exit import early_exit
 from specnb.drafters.gemma4_assistant import Gemma4Assistant
@@ -161,7 +161,7 @@ def with_defaults(method: Method, model: PreTrainedModel, sample: bool) -> Metho
 def _rounds(model: PreTrainedModel) -> bool:
     """Whether a model computes in less than float32 anywhere, by its parameters or under autocast."""
     kinds = {parameter.dtype for parameter in model.parameters()}
-    return not kinds <= {torch.float32, torch.float64} or torch.is_autocast_enabled(model.device.type)
+    return not kinds <= {torch.float32, torch.float64} or torch.is_autocast_enabled(model_device(model).type)
 
 
 def assemble(method: str, run: Run) -> tuple[LM, Drafter | None]:
