@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from inspect import Parameter, Signature, signature
 from typing import Any
 
@@ -73,11 +74,7 @@ class Decoder:
     result: GenerationResult | None = None
 
     def __post_init__(self) -> None:
-        # generate() hands over, as given, what a callable's signature names: so drafting options come apart from the configs'.
-        own = signature(type(self).__call__).parameters.values()
-        named = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in sorted(OF_SPECNB)]
-        *first, rest = list(own)[1:]
-        self.__signature__ = Signature([*first, *named, rest])
+        self.__signature__ = _handed_over()
 
     def __call__(self, model: PreTrainedModel, input_ids: Tensor, logits_processor: LogitsProcessorList,
                  stopping_criteria: StoppingCriteriaList, generation_config: GenerationConfig,
@@ -100,9 +97,8 @@ class Decoder:
         seed = self.seed if seed is None else BY_NAME["seed"].check(seed)
         if sample and seed is None:
             seed = int.from_bytes(os.urandom(4), "little")
-        criteria = [
-            c for c in stopping_criteria if type(c) is not ConfidenceCriteria
-        ]  # of is_assistant: it ends drafts
+        # What is_assistant brings along ends drafts, and never a text.
+        criteria = [criterion for criterion in stopping_criteria if type(criterion) is not ConfidenceCriteria]
         stops = Stops(StoppingCriteriaList([*criteria, *self.stopping_criteria]), self.cancel)
         room = (stops.max_length or generation_config.max_length) - input_ids.shape[1]
         processors = Processors(logits_processor)
@@ -213,6 +209,17 @@ class Decoder:
         if self.tokenizer is not None:
             result.pieces, result.rejected_pieces = step_pieces(self.tokenizer, row.steps)
         return result
+
+
+@cache
+def _handed_over() -> Signature:
+    """What `generate()` reads: it hands over, as given, the options that a callable's signature names.
+
+    So the call's drafting options arrive apart from those of the generation configs, which it merges.
+    """
+    *first, rest = list(signature(Decoder.__call__).parameters.values())[1:]
+    named = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in sorted(OF_SPECNB)]
+    return Signature([*first, *named, rest])
 
 
 def _in_effect(config: GenerationConfig, room: int) -> dict[str, Any]:

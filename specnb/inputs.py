@@ -66,6 +66,21 @@ def check_arguments(model: Any, options: Mapping[str, Any]) -> None:
         _check_functions(name, options.get(name))
     for name in ("eos_token_id", "pad_token_id", "bos_token_id"):
         _check_ids(name, options.get(name))
+    for name, kind in _NUMBERS.items():
+        value = options.get(name)
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            what = "a whole number" if kind is int else "a number"
+            raise ValueError(f"{name}={value!r} is not valid: it must be {what}.")
+    marks = options.get("watermarking_config")
+    if marks is not None and not isinstance(marks, dict) and not callable(getattr(marks, "validate", None)):
+        raise ValueError(f"watermarking_config must be a WatermarkingConfig, not a {type(marks).__name__}.")
+
+
+# Options of generate() that transformers takes unseen; those of `options.OPTIONS` are checked by their table.
+_NUMBERS: dict[str, Any] = {
+    **dict.fromkeys(("max_length", "min_length", "num_return_sequences", "encoder_no_repeat_ngram_size", "prefill_chunk_size"), int),
+    **dict.fromkeys(("typical_p", "epsilon_cutoff", "eta_cutoff", "top_h", "encoder_repetition_penalty"), (int, float)),
+}  # fmt: skip
 
 
 def _check_functions(name: str, given: Any) -> None:
@@ -84,7 +99,7 @@ def _check_ids(name: str, given: Any) -> None:
     if given is None or (isinstance(given, Tensor) and not given.is_floating_point()):
         return
     several = list(given) if name == "eos_token_id" and isinstance(given, (list, tuple)) else [given]
-    if not several or not all(isinstance(one, int) and not isinstance(one, bool) for one in several):
+    if not all(isinstance(one, int) and not isinstance(one, bool) for one in several):
         kind = "a token id, or a list of them" if name == "eos_token_id" else "a token id"
         raise ValueError(
             f"{name}={given!r} is not valid: it must be {kind}; tokenizer.convert_tokens_to_ids() finds a token's."

@@ -259,6 +259,10 @@ VALUES: dict[str, tuple[Any, str]] = {
     "cancel": (True, "threading.Event"),
     "tokenizer": ("gpt2", "AutoTokenizer"),
     "attention_mask": ([[1] * 7], "torch.tensor"),
+    "min_length": ("x", "whole number"),
+    "max_length": (2.5, "whole number"),
+    "typical_p": ("x", "a number"),
+    "watermarking_config": (3, "WatermarkingConfig"),
 }
 
 
