@@ -122,7 +122,7 @@ def _check(where: str, adapter: str, config: Any) -> None:
 
 @contextmanager
 def own_config(wrapper: Any, model: Any) -> Iterator[None]:
-    """A generation config that was set on peft's wrapper holds for a call of the model inside, as in peft's generate()."""
+    """A generation config set on peft's wrapper holds for a call of the model inside, as in peft's generate()."""
     theirs = vars(wrapper).get("generation_config") if is_peft(wrapper) else None
     if theirs is None or theirs is model.generation_config:
         yield

@@ -58,9 +58,9 @@ def generate(
         probabilities: have the steps record how probable each drafted token was to drafter and target (see `Step`).
         options: options of transformers' `generate()` under their names, drafting options (`num_assistant_tokens`,
             `num_assistant_tokens_schedule`, `assistant_confidence_threshold`, `max_matching_ngram_size`,
-            `verification`) among them. One given here decides, then a `generation_config` given here, then the target's own;
-            for the draft's length, schedule and confidence then the draft model's, as in transformers; then specnb's default.
-            `result.option_sources` says which it was. `temperature=0` is greedy.
+            `verification`) among them. One given here decides, then a `generation_config` given here, then the target's
+            own; for the draft's length, schedule and confidence then the draft model's, as in transformers; then
+            specnb's default. `result.option_sources` says which it was. `temperature=0` is greedy.
 
     Returns:
         A `GenerationResult`; `.sequences` is what `generate()` would have returned.
@@ -78,14 +78,21 @@ def generate(
             assistant_model, assistant_tokenizer = pair.assistant, pair.assistant_tokenizer
     assistant_model, assistant_tokenizer = unwrapped("assistant_model", assistant_model, assistant_tokenizer)
     wrapper, (model, _) = model, unwrapped("model", model)
-    given_too = {"streamer": streamer, "on_step": on_step, "cancel": cancel, "tokenizer": tokenizer,
-                 "assistant_tokenizer": assistant_tokenizer}  # fmt: skip
-    check_arguments(model, options | given_too)
+    functions = {"streamer": streamer, "on_step": on_step, "cancel": cancel}
+    check_arguments(model, {**options, **functions, "tokenizer": tokenizer, "assistant_tokenizer": assistant_tokenizer})
     checked = {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
+    engine = Decoder(
+        assistant_model=assistant_model,
+        assistant_tokenizer=assistant_tokenizer,
+        tokenizer=tokenizer,
+        streamer=streamer,
+        on_step=on_step,
+        cancel=cancel,
+        seed=BY_NAME["seed"].check(seed),
+        probabilities=probabilities,
+    )
     with adapters.own_config(wrapper, model):
-        return _generate(model, inputs, method, checked, Decoder(
-            None, None, assistant_model, assistant_tokenizer, tokenizer, streamer, on_step, cancel, BY_NAME["seed"].check(seed),
-            probabilities=probabilities))  # fmt: skip
+        return _generate(model, inputs, method, checked, engine)
 
 
 def _generate(
@@ -139,8 +146,9 @@ def decoder(
 
     For code, or a pipeline, that calls `generate()` itself. What `generate()` does not hand to a callable is bound here:
     the assistant, tokenizers, streamer and stop strings; the rest goes to `generate()` as ever. Drafting options may be
-    given in either place; the call's decide. Where neither has one, the generation configs and the defaults are those of
-    `specnb.generate`. `.result` of the decoder is the last call's `GenerationResult`. Arguments as in `specnb.generate`.
+    given in either place; the call's decide. Where neither has one, the generation configs and the defaults are those
+    of `specnb.generate`. `.result` of the decoder is the last call's `GenerationResult`. Arguments as in
+    `specnb.generate`.
     """
     assistant_model, assistant_tokenizer = unwrapped("assistant_model", assistant_model, assistant_tokenizer)
     if method is not None and not isinstance(method, Method) and method not in METHODS:

@@ -182,9 +182,15 @@ class Decoder:
             if self.streamer is not None:
                 self.streamer.end()
 
-    def _method(self, called: Method | str | None, asked: Mapping[str, Any], config: GenerationConfig, model: PreTrainedModel,
-                assistant: str | None) -> Chosen:  # fmt: skip
-        """The method in effect: the call's options decide, then the bound ones, then the configs' (see `resolve.settings`)."""
+    def _method(
+        self,
+        called: Method | str | None,
+        asked: Mapping[str, Any],
+        config: GenerationConfig,
+        model: PreTrainedModel,
+        assistant: str | None,
+    ) -> Chosen:
+        """The method in effect: the call's options decide, then the bound ones, then the configs'."""
         if isinstance(self.method, Chosen):
             return self.method
         method, bound = called if called is not None else self.method, dict(self.options or {})

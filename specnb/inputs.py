@@ -50,7 +50,8 @@ def check_arguments(model: Any, options: Mapping[str, Any]) -> None:
         )
     if config is not None and not isinstance(config, GenerationConfig):
         raise ValueError(
-            f"generation_config must be a GenerationConfig, not a {type(config).__name__}; options can be given by name."
+            f"generation_config must be a GenerationConfig, not a {type(config).__name__}; "
+            "options can be given by name."
         )
     for name in ("tokenizer", "assistant_tokenizer"):
         if isinstance(options.get(name), str):
@@ -78,9 +79,10 @@ def check_arguments(model: Any, options: Mapping[str, Any]) -> None:
 
 # Options of generate() that transformers takes unseen; those of `options.OPTIONS` are checked by their table.
 _NUMBERS: dict[str, Any] = {
-    **dict.fromkeys(("max_length", "min_length", "num_return_sequences", "encoder_no_repeat_ngram_size", "prefill_chunk_size"), int),
+    **dict.fromkeys(("max_length", "min_length", "num_return_sequences", "encoder_no_repeat_ngram_size"), int),
+    "prefill_chunk_size": int,
     **dict.fromkeys(("typical_p", "epsilon_cutoff", "eta_cutoff", "top_h", "encoder_repetition_penalty"), (int, float)),
-}  # fmt: skip
+}
 
 
 def _check_functions(name: str, given: Any) -> None:
@@ -126,7 +128,7 @@ def over_configs(passed: dict[str, Any], **options: Any) -> dict[str, Any]:
 
 
 def plainly(passed: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
-    """The arguments for `generate()` with `temperature=0` read as greedy, and without a cache that nothing would use."""
+    """The arguments for `generate()`, `temperature=0` read as greedy, without a cache that nothing would use."""
     if in_effect("temperature", passed, model) == 0:
         passed = over_configs(greedy_at_zero({**passed, "temperature": 0}), do_sample=False, temperature=1.0)
     if in_effect("cache_implementation", passed, model) in STATIC_LIKE:
@@ -188,10 +190,11 @@ def _instead(given: Any) -> str:
 
 
 _CHAT = (
-    "not chat messages: give specnb.generate(model, **tokenizer.apply_chat_template(messages, add_generation_prompt=True, "
+    "not chat messages: give specnb.generate(model, **tokenizer.apply_chat_template(messages, "
+    "add_generation_prompt=True, "
     'return_dict=True, return_tensors="pt")).'
 )
-_ROWS = "lists of ids: give torch.tensor(rows) where all are of one length, else pad them on the left, with an attention_mask"
+_ROWS = "lists of ids: give torch.tensor(rows), padded on the left, with an attention_mask, where they differ in length"
 _EMPTY = "the prompt is empty: it must have at least one token."
 
 

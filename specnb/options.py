@@ -17,8 +17,8 @@ class Option:
     """One option: its name, type, default, bounds and a line of help.
 
     `low` and `high` are inclusive bounds of validity (`low_open`, `high_open`: themselves excluded); `slider` is the range a
-    widget offers. `methods` lists the methods it belongs to; empty means every method. `instead` says what to do where a value
-    is out of bounds.
+    widget offers. `methods` lists the methods it belongs to; empty means every method. `instead` says what to do where
+    a value is out of bounds.
     """
 
     name: str
@@ -93,10 +93,11 @@ OPTIONS: tuple[Option, ...] = (
     Option("num_assistant_tokens", int, 5, "tokens drafted per step (the first step's, where a schedule changes it)",
            low=1, slider=(1, 16), methods=_DRAFTERS, instead="method='plain' drafts nothing"),
     Option("num_assistant_tokens_schedule", str, None,
-           "how the draft length follows the acceptance: constant, heuristic (+2 when all were accepted, else -1; heuristic_transient is the "
-           "same: every call starts afresh), or adaptive (what promises most tokens per second, from measured costs and acceptance). "
-           "Left out: constant where num_assistant_tokens is given anywhere or a drafter is sampled from, else heuristic in half precision "
-           "(where block sizes may break ties differently, so that adaptive would let the text depend on times), else adaptive",
+           "how the draft length follows the acceptance: constant, heuristic (+2 when all were accepted, else -1; "
+           "heuristic_transient is the same: every call starts afresh), or adaptive (what promises most tokens per "
+           "second, from measured costs and acceptance). Left out: constant where num_assistant_tokens is given anywhere or a "
+           "drafter is sampled from, else heuristic in half precision (where block sizes may break ties differently, "
+           "so that adaptive would let the text depend on times), else adaptive",
            choices=("constant", "heuristic", "heuristic_transient", "adaptive"), methods=_DRAFTERS),
     Option("assistant_confidence_threshold", float, 0.4,
            "a draft ends after a token the drafter itself gave less than this probability (0: never)",
@@ -121,8 +122,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("do_sample", bool, None, "sample instead of taking the most probable token (greedy)", group="sampling"),
     Option("temperature", float, None, "divides the logits: below 1 sharper, above 1 flatter; 0 is greedy",
            low=0, slider=(0, 2), group="sampling"),
-    Option("top_k", int, None, "sample among the k most probable tokens (0: all)", low=0, slider=(0, 200), group="sampling",
-           instead="0 takes all"),
+    Option("top_k", int, None, "sample among the k most probable tokens (0: all)", low=0, slider=(0, 200),
+           group="sampling", instead="0 takes all"),
     Option("top_p", float, None, "sample among the fewest tokens that hold this probability",
            low=0, high=1, slider=(0.05, 1), group="sampling", instead="1 takes all"),
     Option("min_p", float, None, "sample among tokens with at least this share of the best token's probability",

@@ -65,16 +65,16 @@ def check_options(options: Mapping[str, Any] | GenerationConfig) -> None:
             raise ValueError(f"{name}={value!r} cannot be combined with speculative decoding: {why}. {_PLAIN}")
     if value_of("cache_implementation") in CACHES_REFUSED:
         raise ValueError(
-            f"cache_implementation={value_of('cache_implementation')!r} cannot be followed: the engine keeps keys and values itself, as "
-            "they are and where they are computed, neither offloaded, quantized nor paged. cache_implementation='dynamic' in the call "
-            f"decides over a generation config's. {_PLAIN}"
+            f"cache_implementation={value_of('cache_implementation')!r} cannot be followed: the engine keeps keys and "
+            "values itself, as they are and where they are computed, neither offloaded, quantized nor paged. "
+            f"cache_implementation='dynamic' in the call decides over a generation config's. {_PLAIN}"
         )
     for name in NEW_FIELDS if isinstance(options, GenerationConfig) else NEW_FIELDS & options.keys():
         value = value_of(name)
         if value is not None and value != STANDARD.get(name):
             raise ValueError(
-                f"{name}={value!r} is an option of a transformers newer than this specnb, which cannot tell what it does to the text: "
-                f"leave it out. {_PLAIN}"
+                f"{name}={value!r} is an option of a transformers newer than this specnb, which cannot tell what it "
+                f"does to the text: leave it out. {_PLAIN}"
             )
 
 
@@ -86,7 +86,8 @@ def check_assistant(assistant: PreTrainedModel | None) -> None:
     kind = getattr(getattr(assistant, "generation_config", None), "speculation_type", None)
     if kind is not None:
         raise ValueError(
-            f"the draft model's generation config has speculation_type={kind!r}: drafters of that type are not built here. {_PLAIN}"
+            f"the draft model's generation config has speculation_type={kind!r}: drafters of that type are not built "
+            f"here. {_PLAIN}"
         )
 
 
@@ -104,7 +105,8 @@ def check_cache(past: Any, made: bool = False) -> None:
         )
     what = "DynamicCache(offloading=True)" if type(past) is DynamicCache else type(past).__name__
     raise ValueError(
-        f"the cache given is a {what}, which the engine neither reads nor fills: give a DynamicCache, or no cache at all. {_PLAIN}"
+        f"the cache given is a {what}, which the engine neither reads nor fills: give a DynamicCache, or no "
+        f"cache at all. {_PLAIN}"
     )
 
 
@@ -124,8 +126,8 @@ def check_names(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
     }
     if options.get("custom_generate") is not None:
         raise ValueError(
-            "custom_generate= is what specnb.generate itself gives to generate(): leave it out, or call model.generate(..., "
-            "custom_generate=specnb.decoder(...)) yourself."
+            "custom_generate= is what specnb.generate itself gives to generate(): leave it out, or call "
+            "model.generate(..., custom_generate=specnb.decoder(...)) yourself."
         )
     for name in NEW_PARAMETERS & options.keys():
         if options[name] is not None:

@@ -21,7 +21,7 @@ OF_DRAFTS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant
 
 
 class Chosen(NamedTuple):
-    """A call's method with its options; `sources` says of each value that was given where: "call", "target", "assistant"."""
+    """A call's method with its options; `sources`: where each given value stood ("call", "target", "assistant")."""
 
     method: Method
     sources: Mapping[str, str]
@@ -42,7 +42,8 @@ def method_name(method: Method | str | Chosen | None) -> str | None:
 
 
 def settings(called: Mapping[str, Any] | None, target: Any, assistant: Any = None) -> list[Settings]:
-    """The generation configs of a call in the order in which they decide: the call's own, the target's, the assistant's.
+    """The generation configs of a call in the order in which they decide: the call's own, the target's, the
+    assistant's.
 
     Only what a config really sets counts: a None is none, and transformers' defaults are filled in per call.
     """
@@ -171,8 +172,8 @@ def sources_in_effect(
 ) -> dict[str, str]:
     """Where each option in effect comes from: "call", "target", "assistant" or "default".
 
-    `called` is what the call sets beside drafting options; None where `generate()` has merged it with the target's config: there,
-    what is neither that one's nor transformers' default is the call's.
+    `called` is what the call sets beside drafting options; None where `generate()` has merged it with the target's
+    config: there, what is neither that one's nor transformers' default is the call's.
     """
 
     def source(name: str) -> str:

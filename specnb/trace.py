@@ -108,8 +108,9 @@ class GenerationResult:
 
     `sequences` is what transformers' `generate()` would return (`[rows, length]`, long; None in a result read from
     JSON). One row: `.text`, `.ids`, `.tokens`, `.finish_reason`; several: `.rows[i]` has the same. `options` are the ones in
-    effect, `option_sources` says where each of them comes from ("call", the "target"'s or the "assistant"'s generation config, or
-    "default"), `seed` the seed used (None when greedy), `lossy` whether the method changes the target's distribution.
+    effect, `option_sources` says where each of them comes from ("call", the "target"'s or the "assistant"'s generation
+    config, or "default"), `seed` the seed used (None when greedy), `lossy` whether the method changes the target's
+    distribution.
     """
 
     method: str

@@ -59,10 +59,18 @@ def test_every_field_of_a_generation_config_is_in_the_table() -> None:
 
 
 HARMLESS: dict[str, Any] = {
-    "early_stopping": True, "length_penalty": 2.0, "diversity_penalty": 0.5, "num_beam_groups": 2, "low_memory": True,
-    "cache_config": {"nbits": 4}, "max_cache_len": 64, "disable_compile": True, "decoder_start_token_id": 3,
-    "assistant_lookbehind": 3, "target_lookbehind": 3,
-}  # fmt: skip
+    "early_stopping": True,
+    "length_penalty": 2.0,
+    "diversity_penalty": 0.5,
+    "num_beam_groups": 2,
+    "low_memory": True,
+    "cache_config": {"nbits": 4},
+    "max_cache_len": 64,
+    "disable_compile": True,
+    "decoder_start_token_id": 3,
+    "assistant_lookbehind": 3,
+    "target_lookbehind": 3,
+}
 
 
 @pytest.mark.parametrize("name", HARMLESS)
@@ -75,12 +83,25 @@ def test_harmless_fields_change_nothing(name: str) -> None:
 
 
 HONOURED: dict[str, Any] = {
-    "min_length": 12, "repetition_penalty": 1.4, "encoder_repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_new_tokens": 5,
-    "encoder_no_repeat_ngram_size": 1, "bad_words_ids": [[FREE[2]]], "renormalize_logits": True, "forced_eos_token_id": 5,
-    "remove_invalid_values": True, "exponential_decay_length_penalty": (3, 1.5), "suppress_tokens": [FREE[1]],
-    "begin_suppress_tokens": [FREE[0]], "sequence_bias": [[[FREE[3]], -9.0]], "eos_token_id": [FREE[4]], "prefill_chunk_size": 3,
-    "max_length": 11, "forced_bos_token_id": 3,
-}  # fmt: skip
+    "min_length": 12,
+    "repetition_penalty": 1.4,
+    "encoder_repetition_penalty": 1.3,
+    "no_repeat_ngram_size": 2,
+    "min_new_tokens": 5,
+    "encoder_no_repeat_ngram_size": 1,
+    "bad_words_ids": [[FREE[2]]],
+    "renormalize_logits": True,
+    "forced_eos_token_id": 5,
+    "remove_invalid_values": True,
+    "exponential_decay_length_penalty": (3, 1.5),
+    "suppress_tokens": [FREE[1]],
+    "begin_suppress_tokens": [FREE[0]],
+    "sequence_bias": [[[FREE[3]], -9.0]],
+    "eos_token_id": [FREE[4]],
+    "prefill_chunk_size": 3,
+    "max_length": 11,
+    "forced_bos_token_id": 3,
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -440,8 +461,15 @@ def test_a_method_bound_to_a_decoder_gives_way_to_the_call() -> None:
 def test_sources_of_all_options_survive_json() -> None:
     model = with_config(temperature=0.7, max_new_tokens=9)
     result = specnb.generate(model, X, attention_mask=MASK, do_sample=True, top_k=5, seed=1, **LOOKUP)
-    wanted = {"num_assistant_tokens": "call", "max_matching_ngram_size": "default", "max_new_tokens": "target",
-              "temperature": "target", "top_k": "call", "do_sample": "call", "top_p": "default"}  # fmt: skip
+    wanted = {
+        "num_assistant_tokens": "call",
+        "max_matching_ngram_size": "default",
+        "max_new_tokens": "target",
+        "temperature": "target",
+        "top_k": "call",
+        "do_sample": "call",
+        "top_p": "default",
+    }
     assert wanted.items() <= result.option_sources.items()
     assert result.option_sources.keys() == result.options.keys()
     assert GenerationResult.from_json(result.to_json()).option_sources == result.option_sources

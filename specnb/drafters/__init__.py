@@ -142,9 +142,11 @@ def method_for(
 def with_defaults(method: Method, model: PreTrainedModel, sample: bool) -> Method:
     """The method with the defaults that depend on the call.
 
-    One drafted token per MTP layer. A length that was given, in the call or a config, is kept to. Otherwise it adapts, to measured
-    times where the text cannot depend on them: it can where a drafter is sampled from, in a lossy ensemble (constant there), and in
-    half precision, where block sizes may break ties differently (heuristic there, which goes by the acceptance alone).
+    One drafted token per MTP layer. A length that was given, in the call or a config, is kept to. Otherwise it adapts,
+    to measured
+    times where the text cannot depend on them: it can where a drafter is sampled from, in a lossy ensemble (constant
+    there), and in half precision, where block sizes may break ties differently (heuristic there, which goes by the
+    acceptance alone).
     """
     options = dict(method.given)
     if method.options.get("num_assistant_tokens", 0) is None:

@@ -126,8 +126,8 @@ def _check_devices(device_map: Any) -> None:
             continue
         if str(place) == "meta":
             raise ValueError(
-                f"device_map={device_map!r} would leave the model without weights: the meta device holds none. Give None or 'cpu', the "
-                f"name of a device that torch sees, or {', '.join(_PLANS)}."
+                f"device_map={device_map!r} would leave the model without weights: the meta device holds none. "
+                f"Give None or 'cpu', the name of a device that torch sees, or {', '.join(_PLANS)}."
             )
         try:
             torch.empty(0, device=place)

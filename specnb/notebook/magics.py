@@ -226,10 +226,11 @@ for _name, _parser in _PARSERS.items():
 
 
 def exact_body(line: str, cell: str, typed: Sequence[str], magic: str = "%%specgen") -> str:
-    """The body as typed, where the call came from one of the `typed` cells, else what IPython passed, less its last line break.
+    """The body as typed, where the call came from one of the `typed` cells, else what IPython passed, less its last
+    line break.
 
-    One rule for a cell alone and one below other cell magics (%%capture, %%time, ...): all that was typed below the magic's line,
-    and nothing that IPython added.
+    One rule for a cell alone and one below other cell magics (%%capture, %%time, ...): all that was typed below the
+    magic's line, and nothing that IPython added.
     """
     passed = cell.splitlines()
     for raw in typed:  # the outermost first: what it hands on has a line break more

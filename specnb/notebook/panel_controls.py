@@ -47,8 +47,8 @@ class Control:
     """One option's widget with its help.
 
     `start` is what holds when nothing is given: the model's own setting, or the option's default. None means that the
-    model decides; then a switch turns the option on. `value()` is None as long as nothing is to be given: what was set counts
-    as given, at the start's value too, until `reset()`.
+    model decides; then a switch turns the option on. `value()` is None as long as nothing is to be given: what was set
+    counts as given, at the start's value too, until `reset()`.
     """
 
     def __init__(self, option: Option, start: Any, always: bool = False, high: float | None = None) -> None:
