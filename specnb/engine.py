@@ -105,8 +105,13 @@ class Decoder:
         refusals.check_past(past, rows, pads)
         extras = {name: batch.shift(value, pads, input_ids.shape) for name, value in model_kwargs.items()
                   if name not in _FOR_ITS_LOOP and value is not None}  # fmt: skip
-        feed = Feed(extras, batch.planes(model_kwargs.get("position_ids"), prompts, pads), types_at_first(model))
-        given = Given(model_kwargs if len(rows) == 1 and prompts[0] == input_ids[0].tolist() else None, feed, past)
+        feed = Feed(
+            extras,
+            batch.planes(model_kwargs.get("position_ids"), prompts, pads),
+            types_at_first(model),
+            [*map(len, prompts)],
+        )
+        given = Given(input_ids, model_kwargs, feed, past)
         trial(model, rows, given, chosen.name != "plain")
         size = Size(max(map(len, prompts)) + min(room, 512) + 16, generation_config.prefill_chunk_size)
         run = drafters.Run(model, rows, chosen.options, sample, stops.eos, size, given,

@@ -10,6 +10,7 @@ from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Drafter, Row
 from specnb.decoding.follow import Given, Size, follow
 from specnb.decoding.lm import LM
+from specnb.decoding.trial import check_draft
 from specnb.drafters.draft_model import DraftModel
 from specnb.drafters.early_exit import early_exit
 from specnb.drafters.gemma4_assistant import Gemma4Assistant
@@ -68,8 +69,10 @@ def _prompt_lookup(run: Run) -> tuple[LM, Drafter]:
 
 
 def _draft_model(run: Run) -> tuple[LM, Drafter]:
-    target = run.target()
-    return target, DraftModel(run.assistant(foreign_ids=True), run.drawing(target))
+    target, lm = run.target(), run.assistant(foreign_ids=True)
+    if run.given.feed.extras and run.assistant_model is not None:
+        check_draft(run.assistant_model, lm, run.rows)
+    return target, DraftModel(lm, run.drawing(target))
 
 
 def _early_exit(run: Run) -> tuple[LM, Drafter]:
