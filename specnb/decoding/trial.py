@@ -24,7 +24,7 @@ from specnb.decoding.follow import Given, Size, check_rollback, follow, of_row
 from specnb.decoding.lm import LM, model_device
 from specnb.decoding.prepared import arguments_of
 
-TOKENS = 3  # in the block
+TOKENS = 4  # in the block: the first is certain, the others drafted
 _LONGEST = 48  # tokens of a prompt that is only text
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _HALF = 5e-2
@@ -117,14 +117,17 @@ def _difference(model: PreTrainedModel, rows: Sequence[Row], given: Given, rolls
     tokens = [logits[:-1].argmax(-1).tolist() for logits in expected]
     found = [[logits] for logits in lm.logits(copies, [[] for _ in copies], [1 for _ in copies])]
     if rolls_back:
-        wrong = [[right[0], *[(token + 1) % lm.vocab_size for token in right[1:]]] for right in tokens]
-        keep = [TOKENS + 1 for _ in copies]
-        lm.logits(copies, wrong, keep)
-        for one, logits in zip(found, lm.logits(copies, tokens, keep), strict=True):
-            one.append(logits[1:])
+        for copied, right in zip(copies, tokens, strict=True):
+            copied.ids.append(right[0])
+        keep = [TOKENS for _ in copies]
+        lm.logits(copies, [[(token + 1) % lm.vocab_size for token in right[1:]] for right in tokens], keep)
+        for one, logits in zip(found, lm.logits(copies, [right[1:] for right in tokens], keep), strict=True):
+            one.append(logits)
     else:
-        for n in range(1, TOKENS + 1):
-            for one, logits in zip(found, lm.logits(copies, [t[:n] for t in tokens], [1 for _ in copies]), strict=True):
+        for n in range(TOKENS):
+            for copied, right in zip(copies, tokens, strict=True):
+                copied.ids.append(right[n])
+            for one, logits in zip(found, lm.logits(copies, [[] for _ in copies], [1 for _ in copies]), strict=True):
                 one.append(logits)
     return max(_distance(right, torch.cat(one)) for right, one in zip(expected, found, strict=True))
 
