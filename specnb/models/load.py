@@ -16,10 +16,11 @@ from typing import Any
 from specnb.models import gguf
 from specnb.models.errors import LoadError, load_errors, unknown_name
 from specnb.models.lock import LOADING
-from specnb.models.pair import Pair, check_pair, text_tokenizer
+from specnb.models.pair import Pair, check_pair
 from specnb.models.registry import REGISTERED
 from specnb.models.report import report
 from specnb.models.truncate import truncate
+from specnb.text import text_tokenizer
 
 SOURCES = ("hub", "package", "local")
 ASSISTANT = "assistant"
