@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specnb.models import cache, folder, gguf_check
-from specnb.models.errors import LoadError, load_errors
+from specnb.models.errors import LoadError, broken, load_errors
 from specnb.models.registry import Registered
 from specnb.models.report import report
 
@@ -73,13 +73,12 @@ def convert(gguf: Path, folder: Path, card: str) -> None:
     Raises LoadError for a file that lacks tensors, or has some that the model has no place for.
     """
     import torch
-    from gguf import GGUFReader
     from transformers import AutoModelForCausalLM
 
     place = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     options: dict[str, Any] = {"dtype": torch.float32, "device_map": "cpu", **_dequantised()}
     with load_errors(str(gguf)), report(str(gguf)) as held:
-        reader = GGUFReader(str(gguf))
+        reader = _reader(gguf)
         model, info = AutoModelForCausalLM.from_pretrained(
             **place, **options, output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False
         )
@@ -104,6 +103,17 @@ def convert(gguf: Path, folder: Path, card: str) -> None:
     tokenizer.save_pretrained(folder)
     sizes = f"Size: {gguf.stat().st_size / 1e6:,.0f} MB as GGUF, {weights / 1e6:,.0f} MB converted."
     (folder / CARD).write_text(f"{card} {sizes}\n", encoding="utf-8")
+
+
+def _reader(gguf: Path) -> Any:
+    from gguf import GGUFReader
+
+    try:
+        return GGUFReader(str(gguf))
+    except Exception as error:  # of many kinds, from numpy's to the file system's
+        raise LoadError(
+            f"{str(gguf)!r} cannot be loaded: the file is damaged, cut off or no GGUF file ({broken(error)}). Get it again, whole."
+        ) from error
 
 
 def _dequantised() -> dict[str, Any]:

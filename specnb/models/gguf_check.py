@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 from specnb.models.errors import LoadError
@@ -74,24 +75,32 @@ def _rotary(name: str, reader: Any, config: Any) -> dict[str, Any] | None:
         return None
     if [tensor.name for tensor in stretched] != [_FREQS] or "rope_theta" not in own:
         raise _stretched(name, stretched[0].name)
-    found = own | _LLAMA3 | {"rope_type": "llama3", "factor": float(stretched[0].data.max())}
-    if not _says(found, stretched[0].data, config):
+    found = _llama3(own, stretched[0].data, config)
+    if found is None:
         raise _stretched(name, _FREQS)
     return found
 
 
-def _says(parameters: dict[str, Any], freqs: Any, config: Any) -> bool:
-    """Whether rotary parameters give the plain frequencies divided by `freqs`."""
+def _llama3(own: dict[str, Any], divisors: Any, config: Any) -> dict[str, Any] | None:
+    """Llama 3.1's rotary parameters, if they divide the plain frequencies by `divisors` for some factor; else None."""
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+    wanted = torch.as_tensor(divisors.copy(), dtype=torch.float64).flatten()
+    plain = float(own["rope_theta"]) ** (-torch.arange(len(wanted), dtype=torch.float64) / len(wanted))
+    low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
+    turns = float(
+        _LLAMA3["original_max_position_embeddings"] * plain[-1] / (2 * math.pi)
+    )  # of the slowest, which is stretched most
+    smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
+    rest = 1 / float(wanted[-1]) - smooth
+    if smooth == 1 or rest <= 0:
+        return None
     trial = copy.deepcopy(config)
-    trial.rope_parameters = parameters
+    trial.rope_parameters = own | _LLAMA3 | {"rope_type": "llama3", "factor": round((1 - smooth) / rest, 4)}
     inverse, _ = ROPE_INIT_FUNCTIONS["llama3"](trial, device=torch.device("cpu"))
-    exponents = torch.arange(len(inverse), dtype=torch.float32) / len(inverse)
-    plain = 1.0 / parameters["rope_theta"] ** exponents
-    wanted = torch.as_tensor(freqs.copy(), dtype=torch.float32).flatten()
-    return wanted.shape == inverse.shape and torch.allclose(plain / wanted, inverse, rtol=1e-4, atol=0)
+    same = len(inverse) == len(wanted) and torch.allclose(plain / wanted, inverse.double(), rtol=1e-4, atol=0)
+    return dict(trial.rope_parameters) if same else None
 
 
 def _stretched(name: str, what: str) -> LoadError:
