@@ -32,7 +32,7 @@ def token_id(tokenizer: Any, token: str) -> int | None:
 def spellings(tokenizer: Any, ids: list[int], decoded: bool) -> list[str]:
     """The tokens of some ids as the vocabulary writes them; `decoded`: as they read, for comparison across backends."""
     if decoded:
-        return [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
+        return [tokenizer.decode([i], skip_special_tokens=True) for i in ids]
     return list(tokenizer.convert_ids_to_tokens(ids))
 
 
