@@ -17,6 +17,7 @@ from specnb.models import Pair
 from specnb.models.mistral import for_stop_strings
 from specnb.options import ASKED_BY, BY_NAME, METHODS, Method, unknown
 from specnb.resolve import OF_ASSISTANTS, OF_SPECNB, asks, method_name, resolve
+from specnb.text import text_tokenizer
 from specnb.trace import GenerationResult, Step
 
 if TYPE_CHECKING:
@@ -135,7 +136,9 @@ def decoder(
 
 
 def stopping(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[StopStringCriteria]:
-    """The stop-string criterion, which transformers cannot build for a callable."""
+    """The stop-string criterion, which transformers cannot build for a callable. Refuses a tokenizer that is none."""
+    if tokenizer is not None:
+        text_tokenizer(tokenizer)
     if stop_strings is None or stop_strings == []:
         return []
     if tokenizer is None:

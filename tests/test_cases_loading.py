@@ -251,12 +251,36 @@ def test_damaged_weights(contents: bytes | None, words: str, tmp_path: Path) -> 
         ("config.json", "{}", "model_type"),
         ("config.json", '{"model_type": "no-such-kind"}', "no-such-kind"),
         ("generation_config.json", "{", "generation_config.json is not JSON"),
-        ("tokenizer.json", "{", "cannot be loaded"),
+        ("tokenizer.json", "{", "a file of the tokenizer"),
     ],
 )
 def test_damaged_settings(file: str, contents: str, words: str, tmp_path: Path) -> None:
     (saved(tmp_path / "m") / file).write_text(contents)
     refused(tmp_path / "m", words)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"hidden_act": "nonsense"}, "a setting is missing or unknown: 'nonsense'"),
+        ({"num_attention_heads": 3}, "not a multiple of the number of attention heads"),
+        ({"hidden_size": "x"}, "hidden_size"),
+    ],
+)
+def test_settings_that_cannot_be(values: dict[str, Any], words: str, tmp_path: Path) -> None:
+    refused(edit(saved(tmp_path / "m"), **values), words)
+
+
+def test_tokenizers_that_are_missing_or_damaged(tmp_path: Path) -> None:
+    draft = saved(tmp_path / "draft")
+    (draft / "tokenizer.json").write_text("{")
+    refused(
+        saved(tmp_path / "m"), "a file of the tokenizer of", "is not JSON", assistant=draft
+    )  # not taken for one without
+    for file in draft.glob("tokenizer*"):
+        file.unlink()
+    assert specnb.load(tmp_path / "m", draft).assistant_tokenizer is None
+    refused(draft, "has no tokenizer", "copy the tokenizer's files")
 
 
 class _Code:
@@ -287,6 +311,14 @@ def test_folders_that_hold_something_else(tmp_path: Path) -> None:
     for name in ("config.json", "training_args.bin", "optimizer.bin"):
         (tmp_path / "logs" / name).write_text("{}")
     refused(tmp_path / "logs", "no config.json with weights")
+    variant = saved(tmp_path / "variant")
+    (variant / "model.safetensors").rename(variant / "model.fp16.safetensors")
+    refused(
+        variant,
+        "no config.json with weights",
+        "config.json and model.safetensors (or pytorch_model.bin",
+        "model.fp16.safetensors",
+    )
 
 
 # ---------------------------------------------------------------- packages, code, adapters

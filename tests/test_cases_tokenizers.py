@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from checks import EAGER, run_cell, shell
+from checks import EAGER, no_forward, run_cell, shell
 from tokenizers import Tokenizer
 from transformers import ByT5Tokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast, StopStringCriteria
 from transformers.utils import is_mistral_common_available
@@ -301,6 +301,15 @@ def test_a_decode_without_options() -> None:
     assert list(result.ids) == plain(model, full("Once upon")["input_ids"])
     assert result.text == decoded(full, list(result.ids))
     assert "".join(pieces(tokenizer, [1, *full.encode("a 😀"), 2])) == "a 😀"
+    with no_forward(model):
+        with pytest.raises(
+            ValueError, match="stop_strings cannot be used with this tokenizer: a Bare has no get_vocab"
+        ):
+            specnb.generate(model, "Once", tokenizer=tokenizer, stop_strings="x", max_new_tokens=2)
+        with pytest.raises(ValueError, match="a draft model cannot be used with this tokenizer: a Bare has no encode"):
+            specnb.generate(
+                model, "Once", tokenizer=tokenizer, assistant_model=model, assistant_tokenizer=full, max_new_tokens=2
+            )
 
 
 def test_special_tokens_that_are_added_later_are_left_out() -> None:
@@ -319,8 +328,14 @@ def test_processors_and_what_is_no_tokenizer() -> None:
     assert text_tokenizer(odd) is odd
     model = tiny.llama(vocab=330, layers=2)
     for wrong, named in (("gpt2", "the name 'gpt2'"), (tokenizer.backend_tokenizer, "a Tokenizer"), (7, "a int")):
+        for prompt in ("Once", torch.tensor([[5, 6]])):
+            with (
+                no_forward(model),
+                pytest.raises(ValueError, match=f"must be one of transformers' tokenizers or processors, not {named}"),
+            ):
+                specnb.generate(model, prompt, tokenizer=wrong, max_new_tokens=2)
         with pytest.raises(ValueError, match=f"must be one of transformers' tokenizers or processors, not {named}"):
-            specnb.generate(model, "Once", tokenizer=wrong, max_new_tokens=2)
+            specnb.decoder(method="plain", tokenizer=wrong)
 
 
 def test_chat_templates_of_processors_and_refusals_of_templates() -> None:

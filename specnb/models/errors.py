@@ -127,7 +127,8 @@ _PACKAGES = {
 
 def broken(error: BaseException) -> str:
     """What an error says, in one line of bearable length."""
-    return textwrap.shorten(str(error), 500, placeholder=" ...") or type(error).__name__
+    said = f"a setting is missing or unknown: {error}" if isinstance(error, KeyError) else str(error)
+    return textwrap.shorten(said, 500, placeholder=" ...") or type(error).__name__
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from specnb.models.errors import LoadError, broken, unknown_name
 
-_WEIGHTS = re.compile(r"(pytorch_)?model([-.].*)?\.(safetensors|bin)")
+_WEIGHTS = re.compile(r"(pytorch_)?model(-[^.]*)?\.(safetensors|bin)")
+_TOKENIZER = re.compile(r"(tokenizer|vocab|merges|tekken|spiece|sentencepiece).*", re.IGNORECASE)
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.")
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _AGAIN = "Get the folder again, whole"
@@ -38,6 +39,11 @@ def find(name: str) -> tuple[Path, str]:
         note = f"\nText only: {beside}, for images or sound, is not used." if beside else ""
         return _gguf(name, models or quantised), note
     raise _no_model(name, files)
+
+
+def has_tokenizer(place: str) -> bool:
+    """Whether a model folder has files of a tokenizer."""
+    return any(_TOKENIZER.fullmatch(entry.name) for entry in Path(place).iterdir())
 
 
 def adapter(name: str, config: Any) -> LoadError:
@@ -162,8 +168,8 @@ def _no_model(name: str, files: Sequence[str]) -> LoadError:
 def _what(name: str, missing: str, files: Sequence[str]) -> str:
     here = "are " + _listed(files, 20) if files else "is nothing"
     return (
-        f"the folder {name!r} holds {missing}. A model folder has config.json and *.safetensors (or *.bin), as save_pretrained() writes it, "
-        f"or one .gguf file; here {here}."
+        f"the folder {name!r} holds {missing}. A model folder has config.json and model.safetensors (or pytorch_model.bin; or parts and their "
+        f"index), as save_pretrained() writes it, or one .gguf file; here {here}."
     )
 
 

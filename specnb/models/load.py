@@ -214,8 +214,17 @@ def _load(origin: _Origin, dtype: Any, device_map: Any, tokenizer_optional: bool
             )
         try:
             tokenizer = _tokenizer(origin.place, config, safe)
-        except (ImportError, OSError, ValueError):
-            if not tokenizer_optional:
+        except (ImportError, OSError, ValueError) as error:
+            none = origin.local and not folder.has_tokenizer(origin.place)
+            if not tokenizer_optional and none:
+                raise LoadError(
+                    f"the folder {origin.name!r} has no tokenizer (tokenizer.json or the like): copy the tokenizer's files of the model into it."
+                ) from error
+            if isinstance(error, json.JSONDecodeError):
+                raise LoadError(
+                    f"a file of the tokenizer of {origin.name!r} is not JSON ({error}): get it again."
+                ) from error
+            if not tokenizer_optional or (origin.local and not none):
                 raise
             tokenizer = None
     with load_errors(origin.name, not origin.local, _quantised(config)), report(origin.name) as held:

@@ -39,7 +39,19 @@ def spellings(tokenizer: Any, ids: list[int], decoded: bool) -> list[str]:
 def for_stop_strings(tokenizer: Any) -> Any:
     """A tokenizer (or processor) as transformers' `StopStringCriteria` can read it."""
     inner = text_tokenizer(tokenizer)
-    return _ByteLevel(inner) if is_mistral_common(inner) else inner
+    if is_mistral_common(inner):
+        return _ByteLevel(inner)
+    need(inner, "stop_strings", "get_vocab", "_convert_id_to_token", "convert_tokens_to_string")
+    return inner
+
+
+def need(tokenizer: Any, what: str, *names: str) -> None:
+    """Raise ValueError if the tokenizer, not one of transformers' own, lacks what `what` takes."""
+    missing = [name for name in names if not hasattr(tokenizer, name)]
+    if missing:
+        raise ValueError(
+            f"{what} cannot be used with this tokenizer: a {type(tokenizer).__name__} has no {', '.join(missing)}, as transformers' tokenizers have."
+        )
 
 
 class _ByteLevel:

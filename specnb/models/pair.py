@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
-from specnb.models.mistral import added_vocab, spellings, token_id
+from specnb.models.mistral import added_vocab, need, spellings, token_id
 from specnb.text import is_mistral_common, text_tokenizer
 
 if TYPE_CHECKING:
@@ -117,6 +117,9 @@ def difference(tokenizer: Any, other: Any) -> str | None:
     one, two = text_tokenizer(tokenizer), text_tokenizer(other)
     if one is two:
         return None
+    for given in (one, two):
+        if not is_mistral_common(given):
+            need(given, "a draft model", "encode", "get_added_vocab", "convert_tokens_to_ids", "vocab_size", "__len__")
     known, stamp = _COMPARED.setdefault(one, WeakKeyDictionary()), (_stamp(one), _stamp(two))
     if known.get(two, (None,))[0] != stamp:
         known[two] = stamp, _difference(one, two)
