@@ -19,8 +19,8 @@ _SPECIAL: WeakKeyDictionary[Any, tuple[Any, frozenset[int]]] = WeakKeyDictionary
 def text_tokenizer(tokenizer: Any) -> Any:
     """What turns ids into text and back: the tokenizer itself, or the one inside a processor.
 
-    A tokenizer may have an attribute `tokenizer` too (transformers' `MistralCommonBackend`), which is something else. Raises
-    ValueError, with what to give instead, for a thing that is neither.
+    A tokenizer may have an attribute `tokenizer` too (transformers' `MistralCommonBackend`), which is something else.
+    Raises ValueError, with what to give instead, for a thing that is neither.
     """
     for found in (tokenizer, getattr(tokenizer, "tokenizer", None)):
         if hasattr(found, "decode") and hasattr(found, "convert_ids_to_tokens"):
@@ -28,7 +28,8 @@ def text_tokenizer(tokenizer: Any) -> Any:
     what = f"the name {tokenizer!r}" if isinstance(tokenizer, str) else f"a {type(tokenizer).__name__}"
     raise ValueError(
         f"the tokenizer must be one of transformers' tokenizers or processors, not {what}: load it with "
-        "AutoTokenizer.from_pretrained(NAME), or wrap it (PreTrainedTokenizerFast(tokenizer_object=...), MistralCommonBackend)."
+        "AutoTokenizer.from_pretrained(NAME), or wrap it (PreTrainedTokenizerFast(tokenizer_object=...), "
+        "MistralCommonBackend)."
     )
 
 
@@ -124,7 +125,7 @@ class Detokenizer:
         return str(self._tokenizer.decode(ids, **self._options))
 
     def _kind(self, token: int) -> str:
-        """ "byte" for a byte-fallback token, "text" for others, "" for an id that the tokenizer does not have (padded embeddings)."""
+        """ "byte" for a byte-fallback token, "text" for others, "" for an id that the tokenizer does not have."""
         known = self._kinds.get(token)
         if known is None:
             try:
@@ -209,7 +210,7 @@ def _decode_options(tokenizer: Any, skip: bool) -> dict[str, bool]:
 
 
 def _special_ids(tokenizer: Any) -> frozenset[int]:
-    """The ids that `skip_special_tokens=True` leaves out; remembered while the tokenizer's special tokens stay the same."""
+    """The ids that `skip_special_tokens=True` leaves out; remembered while the special tokens stay the same."""
     candidates = frozenset(getattr(tokenizer, "all_special_ids", ()))
     added = getattr(tokenizer, "added_tokens_decoder", None)
     if isinstance(added, Mapping):

@@ -1,4 +1,4 @@
-"""Cases LD-01, GG-01 and their kind: what cannot be loaded right is told in one line with the remedy, and nothing is made up."""
+"""Cases LD-01, GG-01 and their kind: what cannot be loaded right is told in one line, and nothing is made up."""
 
 from __future__ import annotations
 
@@ -179,8 +179,17 @@ def test_MTP_layers_that_the_config_does_not_declare_are_no_surprise(tmp_path: P
 
 
 # ---------------------------------------------------------------- multimodal checkpoints
-TOWER = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
-         "patch_size": 4, "position_embedding_size": 64, "pooling_kernel_size": 2}  # fmt: skip
+TOWER = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "patch_size": 4,
+    "position_embedding_size": 64,
+    "pooling_kernel_size": 2,
+}
 
 
 def test_text_only_and_multimodal_checkpoints(tmp_path: Path) -> None:
@@ -354,9 +363,15 @@ def test_packages_of_quantised_models(method: str, tmp_path: Path) -> None:
 
 
 def test_code_of_a_checkpoints_own_is_not_run_and_not_asked_about(tmp_path: Path) -> None:
-    place = edit(saved(tmp_path / "m"), model_type="mine", auto_map={
-        "AutoConfig": "code.MyConfig", "AutoModelForCausalLM": "code.MyModel", "AutoTokenizer": ["code.MyTokenizer", None]
-    })  # fmt: skip
+    place = edit(
+        saved(tmp_path / "m"),
+        model_type="mine",
+        auto_map={
+            "AutoConfig": "code.MyConfig",
+            "AutoModelForCausalLM": "code.MyModel",
+            "AutoTokenizer": ["code.MyTokenizer", None],
+        },
+    )
     (place / "code.py").write_text("raise AssertionError('code was run')")
     refused(place, "needs code of its own", "trust_remote_code=True", "specnb.Pair(model, tokenizer)")
     known = edit(place, model_type="llama")  # transformers knows it without the code
@@ -466,15 +481,21 @@ def freqs(factor: float, theta: float = 10000.0, dim: int = 8, context: int = 81
     ("change", "words"),
     [
         ({"drop": ("blk.1.ffn_down.weight",)}, "there is no model.layers.1.mlp.down_proj.weight"),
-        ({"drop": ("token_embd.weight", "output_norm.weight")}, "there is no model.embed_tokens.weight, model.norm.weight"),
-        ({"drop": ("blk.0.attn_q.weight",), "add": {"blk.0.attn_q.weight": [[0.0] * 32] * 16}}, "is [16, 32], the config asks for [32, 32]"),
+        (
+            {"drop": ("token_embd.weight", "output_norm.weight")},
+            "there is no model.embed_tokens.weight, model.norm.weight",
+        ),
+        (
+            {"drop": ("blk.0.attn_q.weight",), "add": {"blk.0.attn_q.weight": [[0.0] * 32] * 16}},
+            "is [16, 32], the config asks",
+        ),
         ({"add": {"blk.2.attn_q.weight": [[0.0] * 32] * 32}}, "has no place for (blk.2.attn_q.weight)"),
         ({"add": {"blk.0.attn_q.bias": [1.0] * 32}}, "has no place for (blk.0.attn_q.bias)"),
         ({"add": {"rope_freqs.weight": [1.0, 2.0, 3.0, 4.0]}}, "positions are stretched (rope_freqs.weight)"),
         ({"llama_rope_scaling_type": "yarn"}, "positions are stretched (llama.rope.scaling.type = yarn)"),
     ],
     ids=["layer", "embedding", "size", "deeper", "bias", "freqs", "yarn"],
-)  # fmt: skip
+)
 def test_GG_01_files_that_transformers_would_read_wrongly(change: Any, words: str, tmp_path: Path) -> None:
     file = changed(tmp_path / "x.gguf", **change)
     for _ in range(2):

@@ -134,8 +134,17 @@ def test_MT_01_universal_decoding(way: str, sampling: bool, target: Any, mistral
     other, theirs = tiny.llama(seed=4, vocab=330, layers=2), tiny.byte_tokenizer()
     one, two = ((target, mistral), (other, theirs)) if way == "target" else ((other, theirs), (target, mistral))
     options = {"do_sample": True, "seed": 3} if sampling else {}
-    result = specnb.generate(one[0], PROMPTS[0], tokenizer=one[1], assistant_model=two[0], assistant_tokenizer=two[1],
-                             num_assistant_tokens=4, max_new_tokens=20, **options, **EAGER)  # fmt: skip
+    result = specnb.generate(
+        one[0],
+        PROMPTS[0],
+        tokenizer=one[1],
+        assistant_model=two[0],
+        assistant_tokenizer=two[1],
+        num_assistant_tokens=4,
+        max_new_tokens=20,
+        **options,
+        **EAGER,
+    )
     assert result.method == "universal" and result.num_draft_tokens
     assert result.text == decoded(one[1], list(result.ids))
     if not sampling:
@@ -144,7 +153,15 @@ def test_MT_01_universal_decoding(way: str, sampling: bool, target: Any, mistral
 
 def test_MT_01_a_draft_of_the_same_tokenizer(target: Any, mistral: Any) -> None:
     draft = tiny.noisy(target, 0.01)
-    result = specnb.generate(target, PROMPTS[0], tokenizer=mistral, assistant_model=draft, assistant_tokenizer=mistral, max_new_tokens=12, **EAGER)  # fmt: skip
+    result = specnb.generate(
+        target,
+        PROMPTS[0],
+        tokenizer=mistral,
+        assistant_model=draft,
+        assistant_tokenizer=mistral,
+        max_new_tokens=12,
+        **EAGER,
+    )
     assert result.method == "draft_model" and result.num_accepted_draft_tokens
     assert list(result.ids) == plain(target, mistral(PROMPTS[0])["input_ids"])
 
@@ -286,8 +303,14 @@ def test_texts_of_every_kind(kind: str) -> None:
 def test_universal_between_every_two_kinds(one: str, two: str) -> None:
     model, tokenizer = model_of(one)
     draft, theirs = model_of(two)
-    common: dict[str, Any] = dict(tokenizer=tokenizer, assistant_model=draft, assistant_tokenizer=theirs, num_assistant_tokens=3,
-                                  max_new_tokens=10, **EAGER)  # fmt: skip
+    common: dict[str, Any] = dict(
+        tokenizer=tokenizer,
+        assistant_model=draft,
+        assistant_tokenizer=theirs,
+        num_assistant_tokens=3,
+        max_new_tokens=10,
+        **EAGER,
+    )
     result = specnb.generate(model, "Once upon", **common)
     assert result.method == "universal"
     assert list(result.ids) == plain(model, list(tokenizer("Once upon")["input_ids"]), 10)
@@ -343,7 +366,8 @@ def test_chat_templates_of_processors_and_refusals_of_templates() -> None:
     processor = types.SimpleNamespace(tokenizer=tokenizer, chat_template=None)
     assert not has_chat_template(processor)
     assert prompt_inputs(processor, "hi") == {"inputs": "hi"}
-    tokenizer.chat_template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('No system role.\nAt all') }}{% endif %}{{ m.content }}{% endfor %}"
+    raises = "{% if m.role == 'system' %}{{ raise_exception('No system role.\nAt all') }}{% endif %}"
+    tokenizer.chat_template = "{% for m in messages %}" + raises + "{{ m.content }}{% endfor %}"
     assert prompt_inputs(processor, "hi")["input_ids"].tolist() == [tokenizer.encode("hi")]
     with pytest.raises(
         ValueError, match="chat template does not take a system message and a user message: No system role. At all"

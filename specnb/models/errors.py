@@ -69,23 +69,28 @@ def _hub_error(name: str, error: BaseException, quantised: str) -> LoadError:
 
 
 def _failed(name: str, error: BaseException, quantised: str = "") -> LoadError:
-    """For any other failure: a full disk, a package that is not installed, code that would have to run, or what transformers said."""
+    """For any other failure: a full disk, a missing package, code that would have to run, or what transformers said."""
     chain, said = _chain(error), broken(error)
     if any(isinstance(e, OSError) and e.errno == errno.ENOSPC for e in chain):
         return LoadError(f"not enough disk space to load {name!r}: {said}")
     if isinstance(error, MemoryError) or "out of memory" in said.lower():
         return LoadError(
-            f"not enough memory to load {name!r}: {said} (device_map='auto' spreads a model; a smaller dtype takes less.)"
+            f"not enough memory to load {name!r}: {said} (device_map='auto' spreads a model; a smaller dtype takes "
+            "less.)"
         )
     if any(isinstance(e, pickle.UnpicklingError) for e in chain):
         return LoadError(
-            f"{name!r} cannot be loaded: its weights are a pickle that is damaged, or that would run code of its own. Get the model as "
-            ".safetensors, or convert it where you trust it: torch.load(FILE, weights_only=False), then save_pretrained()."
+            f"{name!r} cannot be loaded: its weights are a pickle that is damaged, or that would run code of its own. "
+            "Get the model as "
+            ".safetensors, or convert it where you trust it: torch.load(FILE, weights_only=False), then "
+            "save_pretrained()."
         )
     if "trust_remote_code" in said:
         return LoadError(
-            f"{name!r} needs code of its own, which comes with it (auto_map in its config) and which specnb.load does not run. If you have read "
-            "that code and trust it, load the model with transformers and trust_remote_code=True and give specnb.Pair(model, tokenizer)."
+            f"{name!r} needs code of its own, which comes with it (auto_map in its config) and which specnb.load does "
+            "not run. If you have read "
+            "that code and trust it, load the model with transformers and trust_remote_code=True and give "
+            "specnb.Pair(model, tokenizer)."
         )
     if quantised and isinstance(error, ImportError | RuntimeError | NotImplementedError | ValueError):
         package = _PACKAGES.get(quantised, "")
@@ -95,7 +100,8 @@ def _failed(name: str, error: BaseException, quantised: str = "") -> LoadError:
             else ""
         )
         return LoadError(
-            f"{name!r} is quantised with {quantised}{needs} ({said}). Or load a version of the model that is not quantised."
+            f"{name!r} is quantised with {quantised}{needs} ({said}). Or load a version of the model that is not "
+            "quantised."
         )
     if isinstance(error, ImportError):
         package = f" (pip install {error.name.split('.')[0]})" if error.name else ""

@@ -1,4 +1,4 @@
-"""What a local folder holds: a model, a GGUF file, or something that only looks like a model; the latter with its remedy."""
+"""What a local folder holds: a model, a GGUF file, or what only looks like a model, told with its remedy."""
 
 from __future__ import annotations
 
@@ -52,13 +52,14 @@ def adapter(name: str, config: Any) -> LoadError:
     kind = f"{config['peft_type']} adapter" if isinstance(config, dict) and config.get("peft_type") else "adapter"
     load = f"specnb.load({base!r})" if base else "specnb.load(BASE)"
     return LoadError(
-        f"{name!r} holds an {kind}{f' for {base!r}' if base else ''}, not a model: load the model that it was made for and put it on with "
+        f"{name!r} holds an {kind}{f' for {base!r}' if base else ''}, not a model: load the model that it was made "
+        "for and put it on with "
         f"peft: pair = {load}; pair.target.load_adapter({name!r})."
     )
 
 
 def _has_weights(name: str, path: Path, files: Sequence[str]) -> bool:
-    """Whether the folder has weights that transformers finds; LoadError where some are there, but not all, or not whole."""
+    """Whether the folder has weights that transformers finds; LoadError where they are there in part only."""
     weights = [file for file in files if _WEIGHTS.fullmatch(file)]
     for file in ("config.json", "generation_config.json"):
         if file in files:
@@ -73,7 +74,8 @@ def _has_weights(name: str, path: Path, files: Sequence[str]) -> bool:
     if shards and not single and not any(file.endswith(".index.json") for file in files):
         suffix = "model.safetensors" if shards[0].endswith(".safetensors") else "pytorch_model.bin"
         raise LoadError(
-            f"the folder {name!r} holds parts of the weights ({_listed(shards)}) without {suffix}.index.json, which says what is where. "
+            f"the folder {name!r} holds parts of the weights ({_listed(shards)}) without {suffix}.index.json, which "
+            "says what is where. "
             f"{_AGAIN}."
         )
     for file in weights:
@@ -88,7 +90,8 @@ def _check_shards(name: str, path: Path, index: str, files: Sequence[str]) -> No
     missing = sorted({str(file) for file in listed.values()} - set(files))
     if missing:
         raise LoadError(
-            f"the folder {name!r} is not whole: {index} lists {_listed(missing)}, which {'is' if len(missing) == 1 else 'are'} not there. "
+            f"the folder {name!r} is not whole: {index} lists {_listed(missing)}, which "
+            f"{'is' if len(missing) == 1 else 'are'} not there. "
             f"{_AGAIN}."
         )
 
@@ -100,7 +103,8 @@ def check_file(name: str, path: Path) -> None:
     with path.open("rb") as file:
         if file.read(len(_LFS)) == _LFS:
             raise LoadError(
-                f"{path.name} of {name!r} is a placeholder of git-lfs, not the file itself: run `git lfs pull` in the folder, or get it again."
+                f"{path.name} of {name!r} is a placeholder of git-lfs, not the file itself: run `git lfs pull` in the "
+                "folder, or get it again."
             )
     if path.suffix == ".safetensors":
         try:
@@ -143,12 +147,14 @@ def _gguf(name: str, files: Sequence[Path]) -> Path:
     if len(stems) == 1 and split and int(split[3]) > 1:
         whole = f"{split[1]}.gguf"
         raise LoadError(
-            f"{name!r} is a GGUF model in {int(split[3])} parts, which transformers cannot read: put them together with llama.cpp's "
+            f"{name!r} is a GGUF model in {int(split[3])} parts, which transformers cannot read: put them together "
+            "with llama.cpp's "
             f"`llama-gguf-split --merge {split[1]}-00001-of-{split[3]}.gguf {whole}` and load {whole}."
         )
     if len(files) == 1 and _is_projector(first):
         raise LoadError(
-            f"{name!r} {'holds only ' + first.name if name != str(first) else 'is the part'} for images or sound of a model, not the model: "
+            f"{name!r} {'holds only ' + first.name if name != str(first) else 'is the part'} for images or sound of a "
+            "model, not the model: "
             "give the .gguf file of the model itself."
         )
     if len(files) > 1:
@@ -159,8 +165,10 @@ def _gguf(name: str, files: Sequence[Path]) -> Path:
 def _no_model(name: str, files: Sequence[str]) -> LoadError:
     if "params.json" in files or any(file.startswith("consolidated") for file in files):
         return LoadError(
-            f"the folder {name!r} is in the format of Mistral's or Meta's own code (params.json, consolidated.*), not in transformers': get the "
-            "version of the model that has config.json and model*.safetensors (most hub pages have both), or convert it with transformers."
+            f"the folder {name!r} is in the format of Mistral's or Meta's own code (params.json, consolidated.*), not "
+            "in transformers': get the "
+            "version of the model that has config.json and model*.safetensors (most hub pages have both), or convert "
+            "it with transformers."
         )
     return LoadError(_what(name, "no config.json with weights", files))
 
@@ -168,7 +176,8 @@ def _no_model(name: str, files: Sequence[str]) -> LoadError:
 def _what(name: str, missing: str, files: Sequence[str]) -> str:
     here = "are " + _listed(files, 20) if files else "is nothing"
     return (
-        f"the folder {name!r} holds {missing}. A model folder has config.json and model.safetensors (or pytorch_model.bin; or parts and their "
+        f"the folder {name!r} holds {missing}. A model folder has config.json and model.safetensors (or "
+        "pytorch_model.bin; or parts and their "
         f"index), as save_pretrained() writes it, or one .gguf file; here {here}."
     )
 

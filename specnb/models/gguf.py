@@ -18,8 +18,10 @@ from specnb.models.report import report
 
 CARD = "specnb-card.md"
 _FORMAT = 2
-"""Part of the cache key of a local file; raised when the conversion changes. Entries of format 1 may hold random weights: tensors that
-the file lacked were not noticed."""
+"""Part of the cache key of a local file; raised when the conversion changes.
+
+Entries of format 1 may hold random weights: tensors that the file lacked were not noticed.
+"""
 _PACKAGED = 1
 """The same for files in packages: their checksum is known, and they lack nothing."""
 
@@ -112,7 +114,8 @@ def _reader(gguf: Path) -> Any:
         return GGUFReader(str(gguf))
     except Exception as error:  # of many kinds, from numpy's to the file system's
         raise LoadError(
-            f"{str(gguf)!r} cannot be loaded: the file is damaged, cut off or no GGUF file ({broken(error)}). Get it again, whole."
+            f"{str(gguf)!r} cannot be loaded: the file is damaged, cut off or no GGUF file ({broken(error)}). Get it "
+            "again, whole."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""What transformers leaves out of a GGUF file without a word: tensors that it has no place for, and stretched positions."""
+"""What transformers leaves out of a GGUF file without a word: tensors without a place, and stretched positions."""
 
 from __future__ import annotations
 
@@ -16,24 +16,29 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 
 
 def check(name: str, reader: Any, model: Any) -> dict[str, Any] | None:
-    """Raise LoadError for a file with tensors or settings that `model` was loaded without; rotary parameters that it needs, if any.
+    """The rotary parameters that the file asks for and `model` was loaded without; None if there are none.
 
     Args:
         reader: a `gguf.GGUFReader` of the file.
         model: what transformers made of it.
+
+    Raises:
+        LoadError: the file has tensors or settings that cannot be made good.
     """
     surplus = _surplus(reader, model)
     if surplus:
         raise LoadError(
-            f"{name!r} cannot be loaded: the file has tensors that transformers' {type(model).__name__} has no place for "
-            f"({', '.join(surplus[:_NAMED])}{f' and {len(surplus) - _NAMED} more' if len(surplus) > _NAMED else ''}), so its text would be another one. "
+            f"{name!r} cannot be loaded: the file has tensors that transformers' {type(model).__name__} has no place "
+            "for "
+            f"({', '.join(surplus[:_NAMED])}{f' and {len(surplus) - _NAMED} more' if len(surplus) > _NAMED else ''}), "
+            "so its text would be another one. "
             "Load the model in transformers' format."
         )
     return _rotary(name, reader, model.config)
 
 
 def _surplus(reader: Any, model: Any) -> list[str]:
-    """The file's tensors that are not in the model: where there are more numbers than the model has, those without a place."""
+    """The file's tensors without a place; looked for where the file has more numbers than the model."""
     tied = bool(getattr(model.config, "tie_word_embeddings", False))
     given = {
         tensor.name: int(tensor.n_elements)
@@ -61,7 +66,7 @@ def _mapped(reader: Any, model: Any) -> set[str]:
 
 
 def _rotary(name: str, reader: Any, config: Any) -> dict[str, Any] | None:
-    """The rotary parameters of a file whose frequencies are stretched, which transformers does not read; None if they are not."""
+    """The rotary parameters of a file whose frequencies are stretched; None if they are not."""
     own = getattr(config, "rope_parameters", None) or {}
     architecture = reader.get_field("general.architecture").contents()
     scaling = reader.get_field(f"{architecture}.rope.scaling.type")
@@ -105,6 +110,7 @@ def _llama3(own: dict[str, Any], divisors: Any, config: Any) -> dict[str, Any] |
 
 def _stretched(name: str, what: str) -> LoadError:
     return LoadError(
-        f"{name!r} cannot be loaded: its positions are stretched ({what}) in a way that transformers does not read from GGUF files, so its text "
+        f"{name!r} cannot be loaded: its positions are stretched ({what}) in a way that transformers does not read "
+        "from GGUF files, so its text "
         "would be another one. Load the model in transformers' format."
     )

@@ -63,8 +63,11 @@ def load(
 
     A folder that `save_pair` wrote brings its draft model, and MTP layers of a checkpoint are read at once: later calls need neither
     disk nor network. GGUF files, alone or in a package, are converted on first use and kept in the cache folder ($SPECNB_CACHE, else
-    specnb in $XDG_CACHE_HOME or ~/.cache). Raises LoadError, an OSError, if something cannot be loaded, and ValueError
-    for a pair that cannot work.
+    specnb in $XDG_CACHE_HOME or ~/.cache). No code of a checkpoint's own is run, and no weights are made up: tensors
+    that are missing, left over or of another size are refused.
+
+    Raises LoadError, an OSError, in one line with what to do, if something cannot be loaded, and ValueError for a pair
+    that cannot work.
     """
     if not isinstance(name_or_path, str | os.PathLike):
         raise ValueError(f"the model must be a name or a path, not {_shown(name_or_path)}.")
@@ -200,8 +203,8 @@ def _load(origin: _Origin, dtype: Any, device_map: Any, tokenizer_optional: bool
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
     from transformers.utils.peft_utils import find_adapter_config_file
 
-    # Without a network the hub's client would try again for half a minute before looking into its cache. And where code of the
-    # checkpoint's own is needed, transformers would ask on the standard input whether to run it.
+    # Without a network the hub's client would try again for half a minute before looking into its cache. And where
+    # code of the checkpoint's own is needed, transformers would ask on the standard input whether to run it.
     options: dict[str, Any] = {"local_files_only": True} if origin.local or not _hub_in_sight() else {}
     safe = {**options, "trust_remote_code": False}
     with load_errors(origin.name, from_hub=not origin.local):
@@ -218,7 +221,8 @@ def _load(origin: _Origin, dtype: Any, device_map: Any, tokenizer_optional: bool
             none = origin.local and not folder.has_tokenizer(origin.place)
             if not tokenizer_optional and none:
                 raise LoadError(
-                    f"the folder {origin.name!r} has no tokenizer (tokenizer.json or the like): copy the tokenizer's files of the model into it."
+                    f"the folder {origin.name!r} has no tokenizer (tokenizer.json or the like): copy the tokenizer's "
+                    "files of the model into it."
                 ) from error
             if isinstance(error, json.JSONDecodeError):
                 raise LoadError(

@@ -1,4 +1,4 @@
-"""Tokenizers of the package mistral-common (transformers' `MistralCommonBackend`): what they lack, made from what they have."""
+"""Tokenizers of mistral-common (transformers' `MistralCommonBackend`): what they lack, made from what they have."""
 
 from __future__ import annotations
 
@@ -50,12 +50,13 @@ def need(tokenizer: Any, what: str, *names: str) -> None:
     missing = [name for name in names if not hasattr(tokenizer, name)]
     if missing:
         raise ValueError(
-            f"{what} cannot be used with this tokenizer: a {type(tokenizer).__name__} has no {', '.join(missing)}, as transformers' tokenizers have."
+            f"{what} cannot be used with this tokenizer: a {type(tokenizer).__name__} has no {', '.join(missing)}, as "
+            "transformers' tokenizers have."
         )
 
 
 class _ByteLevel:
-    """The vocabulary as that of a byte-level tokenizer: every token by its bytes, also where they are no whole characters."""
+    """The vocabulary as that of a byte-level tokenizer: every token by its bytes, whole characters or not."""
 
     def __init__(self, tokenizer: Any) -> None:
         from tokenizers import decoders
@@ -80,7 +81,7 @@ class _ByteLevel:
 
 
 def _by_bytes(tokenizer: Any) -> dict[str, int]:
-    """Token to id, tokens spelled by their bytes as in GPT-2's vocabulary; of those that read the same, later ones with a mark."""
+    """Token to id, spelled by bytes as in GPT-2's vocabulary; of those that read the same, later ones have a mark."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     spell = bytes_to_unicode()

@@ -1,4 +1,4 @@
-"""transformers' report on a checkpoint's tensors: judged, so that no model runs with weights that are not the checkpoint's.
+"""transformers' report on a checkpoint's tensors, judged: no model runs with weights that are not the checkpoint's.
 
 MTP layers are no surprise: they are read when they are needed.
 """
@@ -19,8 +19,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _CONVERSION = re.compile(r"^\s*(\S+)\s*\| CONVERSION", re.MULTILINE)
 _MTP = re.compile(r"^(.*\blayers\.\d+)\.(enorm|hnorm|eh_proj|shared_head)\b")
 _TABLES = re.compile(
-    r"(^|\.)(inv_freq|(cos|sin)_cached|position_ids|masked_bias|causal_mask|version|_float_tensor|embed_positions\.weights"
-    r"|(attn|attention|self_attn|self_attention)\.bias)$"
+    r"(^|\.)(inv_freq|(cos|sin)_cached|position_ids|masked_bias|causal_mask|version|_float_tensor"
+    r"|embed_positions\.weights|(attn|attention|self_attn|self_attention)\.bias)$"
 )
 """What older versions stored beside the weights and newer ones compute."""
 _SCALES = re.compile(r"(scale|scales|zero_point|zeros|g_idx|_packed|_shape|absmax|quant_map|quant_state\..*)$")
@@ -76,7 +76,7 @@ class Report(logging.Filter):
 
 @contextmanager
 def report(name: str) -> Iterator[Report]:
-    """Holds transformers' report back while the model `name` is loaded; it is written even where the user has silenced it."""
+    """Holds transformers' report back while the model `name` is loaded; read also where the user has silenced it."""
     logger = logging.getLogger(_LOGGER)
     own = logger.level
     held = Report(logger.getEffectiveLevel())
@@ -97,7 +97,8 @@ def report(name: str) -> Iterator[Report]:
 def misfit(name: str, wrong: Sequence[str]) -> LoadError:
     """For weights that are not what the config says."""
     return LoadError(
-        f"{name!r} cannot be loaded, since its weights and its config do not fit: {'; '.join(wrong)}. Get the model again, whole, with the config "
+        f"{name!r} cannot be loaded, since its weights and its config do not fit: {'; '.join(wrong)}. Get the model "
+        "again, whole, with the config "
         "that belongs to these weights; weights that are not there are not made up."
     )
 
@@ -128,7 +129,8 @@ def _surprises(model: Any, keys: Sequence[str]) -> list[str]:
 def _has_place(model: Any, key: str) -> bool:
     """Whether a tensor belongs into a part that the model has, so that leaving it out changes the text.
 
-    Parts that the model does not have at all are another matter: a value head, the vision tower of a model that is loaded for text.
+    Parts that the model does not have at all are another matter: a value head, the vision tower of a model that is
+    loaded for text.
     """
     if _TABLES.search(key) or (getattr(model.config, "quantization_config", None) is not None and _SCALES.search(key)):
         return False
