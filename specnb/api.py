@@ -14,8 +14,10 @@ from specnb import drafters, refusals
 from specnb.engine import Decoder
 from specnb.inputs import check_arguments, check_prompt, encode, unwrapped
 from specnb.models import Pair
+from specnb.models.mistral import for_stop_strings
 from specnb.options import ASKED_BY, BY_NAME, METHODS, Method, unknown
 from specnb.resolve import OF_ASSISTANTS, OF_SPECNB, asks, method_name, resolve
+from specnb.text import text_tokenizer
 from specnb.trace import GenerationResult, Step
 
 if TYPE_CHECKING:
@@ -134,7 +136,9 @@ def decoder(
 
 
 def stopping(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[StopStringCriteria]:
-    """The stop-string criterion, which transformers cannot build for a callable."""
+    """The stop-string criterion, which transformers cannot build for a callable. Refuses a tokenizer that is none."""
+    if tokenizer is not None:
+        text_tokenizer(tokenizer)
     if stop_strings is None or stop_strings == []:
         return []
     if tokenizer is None:
@@ -142,4 +146,4 @@ def stopping(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[S
     strings = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
     if not all(strings):
         raise ValueError("stop_strings holds an empty text, which every text ends with; leave it out.")
-    return [StopStringCriteria(getattr(tokenizer, "tokenizer", tokenizer), strings)]
+    return [StopStringCriteria(for_stop_strings(tokenizer), strings)]

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from specnb.models import Pair
+from specnb.text import text_tokenizer
 
 
 def unwrapped(name: str, model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
@@ -59,7 +60,7 @@ def encode(model: PreTrainedModel, inputs: Any, passed: dict[str, Any], tokenize
         raise TypeError(f"inputs must be token ids, a text or a list of texts, not {type(inputs).__name__}.")
     if tokenizer is None:
         raise ValueError("a text needs tokenizer= (or a Pair from specnb.load); else give token ids.")
-    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    tokenizer = text_tokenizer(tokenizer)
     rows = [tokenizer(t)["input_ids"] for t in texts]
     if not all(rows):
         raise ValueError("an empty text has no tokens to continue; give some text.")

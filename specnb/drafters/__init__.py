@@ -20,8 +20,9 @@ from specnb.drafters.prompt_lookup import PromptLookup
 from specnb.drafters.universal import Universal, readings_of
 from specnb.models.gemma4 import is_gemma4_assistant
 from specnb.models.mtp import load_mtp, num_mtp_layers
-from specnb.models.pair import check_pair, text_tokenizer
+from specnb.models.pair import check_pair
 from specnb.options import Method
+from specnb.text import text_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

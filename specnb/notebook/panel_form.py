@@ -14,6 +14,7 @@ from specnb.notebook.panel_controls import Controls, labelled, note
 from specnb.notebook.panel_pages import Fold
 from specnb.notebook.session import Session
 from specnb.options import METHODS, OPTIONS, options_of
+from specnb.text import has_chat_template
 
 _PROMPT = "Write the numbers from one to ten, one per line, twice."
 _LENGTH = 128  # tokens, where nothing else is said
@@ -164,7 +165,7 @@ class Form:
         )
         self.method.value = wanted if wanted in names else usual or next(iter(names), None)
         self._silent = False
-        template = bool(getattr(pair.tokenizer, "chat_template", None))
+        template = has_chat_template(pair.tokenizer)
         self.chat.disabled, self.chat.value = not template, template
         if names:
             main, more = self.common
