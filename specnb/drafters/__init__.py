@@ -29,7 +29,7 @@ class Run:
     """What a method gets to work with: the models, the rows and its options in effect.
 
     `size` has `capacity` and `prefill_chunk_size` of a cache; `given` what else the target's CachedLM takes;
-    `probabilities` has the drafts tell how probable their tokens were.
+    `probabilities` has the drafts tell how probable their tokens were, `top_logprobs` so many of the best at each place.
     """
 
     model: PreTrainedModel
@@ -43,6 +43,7 @@ class Run:
     tokenizer: Any = None
     assistant_tokenizer: Any = None
     probabilities: bool = False
+    top_logprobs: int = 0
 
     def target(self, **more: Any) -> CachedLM:
         return CachedLM(self.model, self.rows, **self.size, **self.given, **more)
@@ -51,7 +52,9 @@ class Run:
         """How a drafter with a law of its own picks its tokens."""
         laws = self.sample or self.options["assistant_ensemble_weight"] is not None
         threshold = self.options["assistant_confidence_threshold"]
-        return Drawing(self.sample, laws, threshold, self.probabilities, target.device, target.vocab_size)
+        return Drawing(
+            self.sample, laws, threshold, self.probabilities, target.device, target.vocab_size, self.top_logprobs
+        )
 
 
 def _plain(run: Run) -> tuple[CachedLM, Drafter | None]:

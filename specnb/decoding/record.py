@@ -1,0 +1,101 @@
+"""What is kept of a run beside its tokens: log-probabilities, margins, scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specnb.decoding.contracts import Draft, Row
+from specnb.decoding.probabilities import Law
+
+
+@dataclass
+class Turn:
+    """One row's part in one step: what was drafted for it, what the target says, and what came of it so far."""
+
+    row: Row
+    draft: Draft
+    law: Law
+    emitted: list[int] = field(default_factory=list)
+    accepted: int = 0
+
+    def __post_init__(self) -> None:
+        self.position = len(self.row.ids)
+
+
+@dataclass
+class Record:
+    """What to keep, and what was kept.
+
+    `logprobs`, `top_logprobs`, `margins` and `probabilities` go into the steps (see `trace.Step`). `scores` and `logits` are those of
+    generate()'s output, one `[rows, vocab]` per token; None where nobody wants them. `shown`: criteria are given the scores.
+    """
+
+    logprobs: bool = False
+    top_logprobs: int = 0
+    margins: bool = False
+    probabilities: bool = False
+    scores: tuple[Tensor, ...] | None = None
+    logits: tuple[Tensor, ...] | None = None
+    shown: bool = False
+
+    def column(self, turns: Sequence[Turn], i: int) -> None:
+        """Keep scores and logits of position i of the block, before a token is chosen there."""
+        if self.logits is not None:
+            self.logits += (torch.stack([turn.law.logits[i] for turn in turns]).float(),)
+        if self.scores is not None:
+            self.scores += (torch.stack([turn.law.scores(i) for turn in turns]),)
+
+    def of(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
+        """Fields of the turns' steps. All numbers come from the device at once."""
+        parts: list[Tensor] = []
+        for turn in turns:
+            self._measure(turn, parts)
+        if not parts:
+            return [self._chances(turn) for turn in turns]
+        read = iter((parts[0] if len(parts) == 1 else torch.cat(parts)).tolist())
+        return [self._chances(turn) | self._fields(turn, read) for turn in turns]
+
+    def _measure(self, turn: Turn, parts: list[Tensor]) -> None:
+        """Append what `_fields` reads, in the same order."""
+        n = len(turn.emitted)
+        if self.logprobs or self.top_logprobs:
+            law = turn.law.logits[:n].float().log_softmax(-1)
+            if self.logprobs:
+                tokens = torch.tensor(turn.emitted, device=law.device)
+                parts.append(law.gather(1, tokens[:, None]).flatten())
+            if self.top_logprobs:
+                best = law.topk(min(self.top_logprobs, law.shape[-1]))
+                parts += [best.values.flatten(), best.indices.flatten()]  # ids stay exact: float32 counts to 2**24
+                if turn.draft.tops is not None:
+                    parts += [part.flatten() for part in turn.draft.tops]
+        if self.margins:
+            parts.append(turn.law.margins(n))
+
+    def _fields(self, turn: Turn, read: Iterator[float]) -> dict[str, Any]:
+        n, width = len(turn.emitted), min(self.top_logprobs, turn.law.logits.shape[-1])
+        fields: dict[str, Any] = {}
+        if self.logprobs:
+            fields["logprobs"] = tuple(islice(read, n))
+        if self.top_logprobs:
+            fields["top_logprobs"] = _pairs(read, n, width)
+            if turn.draft.tops is not None:
+                fields["draft_top_logprobs"] = _pairs(read, *turn.draft.tops[0].shape)
+        if self.margins:
+            fields["margins"] = tuple(islice(read, n))
+        return fields
+
+    def _chances(self, turn: Turn) -> dict[str, Any]:
+        judged = min(len(turn.emitted), len(turn.draft.tokens)) if self.probabilities else 0
+        return {"target_probabilities": tuple(turn.law.probability(i) for i in range(judged)) or None}
+
+
+def _pairs(read: Iterator[float], rows: int, width: int) -> tuple[tuple[tuple[int, float], ...], ...]:
+    values, ids = list(islice(read, rows * width)), list(islice(read, rows * width))
+    pairs = [(int(i), value) for i, value in zip(ids, values, strict=True)]
+    return tuple(tuple(pairs[r * width : (r + 1) * width]) for r in range(rows))
