@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from specnb.decoding.contracts import Draft, Row
 from specnb.decoding.probabilities import Law
@@ -56,24 +57,22 @@ class Record:
         parts: list[Tensor] = []
         for turn in turns:
             self._measure(turn, parts)
-        if not parts:
-            return [self._chances(turn) for turn in turns]
-        read = iter((parts[0] if len(parts) == 1 else torch.cat(parts)).tolist())
-        return [self._chances(turn) | self._fields(turn, read) for turn in turns]
+        read = iter(parts[0].tolist() if len(parts) == 1 else torch.cat(parts).tolist() if parts else ())
+        return [self._fields(turn, read) for turn in turns]
 
     def _measure(self, turn: Turn, parts: list[Tensor]) -> None:
         """Append what `_fields` reads, in the same order."""
         n = len(turn.emitted)
-        if self.logprobs or self.top_logprobs:
-            law = turn.law.logits[:n].float().log_softmax(-1)
-            if self.logprobs:
-                tokens = torch.tensor(turn.emitted, device=law.device)
-                parts.append(law.gather(1, tokens[:, None]).flatten())
-            if self.top_logprobs:
-                best = law.topk(min(self.top_logprobs, law.shape[-1]))
-                parts += [best.values.flatten(), best.indices.flatten()]  # ids stay exact: float32 counts to 2**24
-                if turn.draft.tops is not None:
-                    parts += [part.flatten() for part in turn.draft.tops]
+        if self.logprobs:
+            logits = turn.law.logits[:n].float()
+            tokens = torch.tensor(turn.emitted, device=logits.device)
+            parts.append(-cross_entropy(logits, tokens, reduction="none"))
+        if self.top_logprobs:
+            logits = turn.law.logits[:n].float()
+            best = logits.log_softmax(-1).topk(min(self.top_logprobs, logits.shape[-1]))
+            parts += [best.values.flatten(), best.indices.flatten()]  # ids stay exact: float32 counts to 2**24
+            if turn.draft.tops is not None:
+                parts += [part.flatten() for part in turn.draft.tops]
         if self.margins:
             parts.append(turn.law.margins(n))
 
@@ -88,11 +87,10 @@ class Record:
                 fields["draft_top_logprobs"] = _pairs(read, *turn.draft.tops[0].shape)
         if self.margins:
             fields["margins"] = tuple(islice(read, n))
+        if self.probabilities:
+            judged = range(min(n, len(turn.draft.tokens)))
+            fields["target_probabilities"] = tuple(turn.law.probability(i) for i in judged) or None
         return fields
-
-    def _chances(self, turn: Turn) -> dict[str, Any]:
-        judged = min(len(turn.emitted), len(turn.draft.tokens)) if self.probabilities else 0
-        return {"target_probabilities": tuple(turn.law.probability(i) for i in range(judged)) or None}
 
 
 def _pairs(read: Iterator[float], rows: int, width: int) -> tuple[tuple[tuple[int, float], ...], ...]:
