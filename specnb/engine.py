@@ -19,6 +19,9 @@ from specnb import drafters, refusals
 from specnb.decoding import batch
 from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Row
+from specnb.decoding.feed import Feed, types_at_first
+from specnb.decoding.follow import Given, Size
+from specnb.decoding.lm import LM, model_device
 from specnb.decoding.loop import decode
 from specnb.decoding.probabilities import Processors
 from specnb.decoding.record import Record
@@ -108,10 +111,10 @@ class Decoder:
         refusals.check_rule(chosen, sample, processors)
 
         prompts, pads = batch.split(input_ids, model_kwargs.get("attention_mask"))
-        device = model.get_input_embeddings().weight.device
+        device = model_device(model)
         schedule = SCHEDULES[chosen.options.get("num_assistant_tokens_schedule", "constant")]
         rows = [
-            Row(i, ids, room, torch.Generator("cpu" if device.type == "meta" else device).manual_seed((seed or 0) + i),
+            Row(i, ids, room, torch.Generator(device).manual_seed((seed or 0) + i),
                 processors.for_row(i, len(prompts)), schedule(chosen.options.get("num_assistant_tokens", 0)), shown)
             for i, (ids, shown) in enumerate(zip(prompts, input_ids.tolist(), strict=True))
         ]  # fmt: skip
@@ -121,14 +124,12 @@ class Decoder:
             )
         past = model_kwargs.get("cache", model_kwargs.get("past_key_values"))
         refusals.check_past(past, rows, pads)
-        refusals.check_positions(model_kwargs.get("position_ids"), rows, pads)
-        inputs = {name: batch.shift(value, pads, input_ids.shape) for name, value in model_kwargs.items()
+        extras = {name: batch.shift(value, pads, input_ids.shape) for name, value in model_kwargs.items()
                   if name not in _FOR_ITS_LOOP and value is not None}  # fmt: skip
-        size = {
-            "capacity": max(map(len, prompts)) + min(room, 512) + 16,
-            "prefill_chunk_size": generation_config.prefill_chunk_size,
-        }
-        run = drafters.Run(model, rows, chosen.options, sample, stops.eos, size, {"first_inputs": inputs, "past": past},
+        feed = Feed(extras, batch.planes(model_kwargs.get("position_ids"), prompts, pads), types_at_first(model))
+        given = Given(model_kwargs if len(rows) == 1 and prompts[0] == input_ids[0].tolist() else None, feed, past)
+        size = Size(max(map(len, prompts)) + min(room, 512) + 16, generation_config.prefill_chunk_size)
+        run = drafters.Run(model, rows, chosen.options, sample, stops.eos, size, given,
                            self.assistant_model, self.tokenizer, self.assistant_tokenizer, self.probabilities, self.top_logprobs)  # fmt: skip
         target, drafter = drafters.assemble(chosen.name, run)
         longest = max(map(len, prompts))
@@ -173,9 +174,7 @@ class Decoder:
             error.partial_result = self.result  # type: ignore[attr-defined]
             raise
         sequences = finish()
-        kept = past if isinstance(past, DynamicCache) and _same_length(target, rows, pads) else None
-        if kept is not None:
-            target.store.unload(kept, len(rows[0].ids) - 1)
+        kept = _handed_back(target, past, rows) if isinstance(past, DynamicCache) else None
         if not generation_config.return_dict_in_generate:
             return sequences
         return GenerateDecoderOnlyOutput(
@@ -217,11 +216,16 @@ def _pad(config: GenerationConfig) -> int:
     return int(config.pad_token_id or 0) if prepared is None else int(prepared)
 
 
-def _same_length(target: CachedLM, rows: Sequence[Row], pads: Sequence[int]) -> bool:
-    """Whether the store holds what plain decoding would: all rows, without padding, each to the token before its last."""
-    lengths = {len(row.ids) for row in rows}
-    held = len(target.store.rows) == len(rows)
-    return held and len(lengths) == 1 and (len(rows) == 1 or not any(pads))
+def _handed_back(target: LM, past: DynamicCache, rows: Sequence[Row]) -> Any:
+    """`past` with what plain decoding leaves in it, all tokens but the last; None (and `past` as it was) where that held padding,
+    or where rows did not end together."""
+    if any(len(row.shown) != row.prompt_length for row in rows):
+        return None
+    if len(rows) > 1:
+        held = len(target.store.rows) if isinstance(target, CachedLM) else 0
+        if held < len(rows) or len({len(row.ids) for row in rows}) > 1:
+            return None
+    return target.hand_back(past, rows[0])
 
 
 def _in_effect(config: GenerationConfig, room: int) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from difflib import get_close_matches
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import nn
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from specnb.decoding.cached import check_rollback, forward_parameters
+from specnb.decoding.feed import forward_parameters
+from specnb.decoding.prepared import cached_length
 from specnb.options import BY_NAME, Method
 
 if TYPE_CHECKING:
@@ -62,35 +62,45 @@ def check_model(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
             f"{type(model).__name__} is an encoder-decoder model; specnb decodes decoder-only models (its drafters continue "
             f"the prompt itself). {_PLAIN}"
         )
-    check_rollback(model)
+    check_mode(model)
     if inputs.get("inputs_embeds") is not None:
         raise ValueError("inputs_embeds cannot be used: drafters and logits processors need token ids. Give input_ids.")
 
 
-def check_positions(position_ids: Tensor | None, rows: Sequence[Row], pads: Sequence[int]) -> None:
-    """Raise ValueError for positions other than 0, 1, 2, ... of each row's tokens."""
-    if position_ids is None or position_ids.dim() != 2:
+def check_mode(model: PreTrainedModel) -> None:
+    """Raise ValueError for a model in training mode, where that changes what it computes or keeps."""
+    if not model.training:
         return
-    for r, (row, start) in enumerate(zip(rows, pads, strict=True)):
-        n = len(row.ids)
-        given = position_ids[min(r, len(position_ids) - 1), start : start + n].tolist()
-        if given != list(range(n - len(given), n)):
-            raise ValueError(
-                f"position_ids of row {r} are not 0, 1, 2, ... over its tokens; leave them out: the engine counts itself."
-            )
+    name = type(model).__name__
+    if getattr(model, "is_gradient_checkpointing", False):
+        raise ValueError(
+            f"{name} is in training mode with gradient checkpointing, where its layers keep no cache: call model.eval() first."
+        )
+    random = next((key for key, module in model.named_modules() if module.training and _drops(module)), None)
+    if random is not None:
+        raise ValueError(
+            f"{name} is in training mode, and {random} drops values at random, so no text is the model's own: call "
+            "model.eval() first."
+        )
+
+
+def _drops(module: Any) -> bool:
+    """Whether a module has a dropout of its own, or hands one to its attention."""
+    rates = [vars(module).get("p")] if isinstance(module, nn.modules.dropout._DropoutNd) else []
+    rates.append(vars(module).get("attention_dropout"))
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def check_past(past: Any, rows: Sequence[Row], pads: Sequence[int]) -> None:
     """Raise ValueError for a filled prompt cache that cannot be continued."""
-    if not isinstance(past, Cache) or not past.get_seq_length():
+    if not isinstance(past, Cache):
         return
-    held = past.get_seq_length()
-    known = {DynamicLayer, DynamicSlidingWindowLayer}
-    if not isinstance(past, DynamicCache) or any(
-        type(layer) not in known and layer.keys is not None for layer in past.layers
-    ):
+    held = cached_length(past)
+    if not held and not (past.is_initialized and all(past.is_linear if hasattr(past, "is_linear") else ())):
+        return
+    if not isinstance(past, DynamicCache) or not held:
         raise ValueError(
-            f"a filled {type(past).__name__} cannot be continued; give a DynamicCache, or no cache at all."
+            f"a filled {type(past).__name__} cannot be continued; give a DynamicCache of attention layers, or no cache at all."
         )
     if len(rows) > 1:
         raise ValueError("a filled cache can be continued for one prompt at a time only.")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from checks import consistent, padded, plain, spec
+from checks import EAGER, consistent, no_forward, padded, plain, spec
 from transformers import PreTrainedModel, WatermarkingConfig
 
 from specnb.decoding.cached import CachedLM
@@ -261,7 +261,6 @@ RECURRENT: dict[str, dict[str, Any]] = {
     "MambaForCausalLM": {},
     "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
     "RecurrentGemmaForCausalLM": {"lru_width": 32, "attention_window_size": 6, "block_types": ["recurrent", "attention"]},
-    "Lfm2ForCausalLM": {"layer_types": ["conv", "full_attention"]},
     "JambaForCausalLM": {"num_experts": 2, "attn_layer_offset": 1, "attn_layer_period": 2, "expert_layer_period": 2,
                          "expert_layer_offset": 1, "use_mamba_kernels": False, "mamba_dt_rank": 4},
 }  # fmt: skip
@@ -269,17 +268,35 @@ RECURRENT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_layers_are_refused_by_name(name: str) -> None:
+    """Nothing drafts for them, and they draft for nobody; plain decoding takes nothing back, so they can do that."""
     model = tiny._build(name, 0, **{**tiny._shape(VOCAB, layers=2), **RECURRENT[name]})
-    calls: list[int] = []
-    model.register_forward_pre_hook(lambda *_: calls.append(1))
-    for how in ({"method": "prompt_lookup"}, {"method": "draft_model", "assistant_model": tiny.llama()}):
-        with pytest.raises(ValueError, match=r"(layer\(s\) 0|state outside its cache).*cannot be rolled back"):
-            spec(model, tiny.ids(0, 5), max_new_tokens=4, **how)
-    with pytest.raises(
-        ValueError, match=r"(layer\(s\) 0|state outside its cache).*cannot be rolled back"
-    ):  # as a draft
-        spec(tiny.llama(), tiny.ids(0, 5), max_new_tokens=4, assistant_model=model)
-    assert not calls
+    for role, how in (
+        ("target", lambda: spec(model, tiny.ids(0, 5), max_new_tokens=4, method="prompt_lookup")),
+        ("target", lambda: spec(model, tiny.ids(0, 5), max_new_tokens=4, assistant_model=tiny.llama())),
+        ("draft model", lambda: spec(tiny.llama(), tiny.ids(0, 5), max_new_tokens=4, assistant_model=model)),
+    ):
+        with no_forward(model), pytest.raises(ValueError, match=f"the {role} \\({name}\\).*running state") as refusal:
+            how()
+        assert "\n" not in str(refusal.value)
+    assert list(spec(model, tiny.ids(0, 5), max_new_tokens=12, method="plain").ids) == plain(
+        model, tiny.ids(0, 5), max_new_tokens=12
+    )
+
+
+def test_conv_states_are_rolled_back() -> None:
+    """LFM2's states are kept until a draft is judged, as in transformers' own assisted decoding."""
+    model = tiny._build("Lfm2ForCausalLM", 0, **tiny._shape(VOCAB, layers=2), layer_types=["conv", "full_attention"])
+    prompts = [tiny.ids(seed, n) for seed, n in ((1, 5), (2, 12), (3, 8))]
+    expected = [plain(model, prompt, max_new_tokens=16) for prompt in prompts]
+    ids, mask = padded(prompts)
+    for how in (
+        {"method": "prompt_lookup"},
+        {"assistant_model": tiny.noisy(model, 0.02), **EAGER},
+        {"assistant_early_exit": 1, **EAGER},
+    ):
+        result = spec(model, ids, attention_mask=mask, max_new_tokens=16, **how)
+        assert [list(row.ids) for row in result.rows] == expected
+        assert list(spec(model, prompts[0], max_new_tokens=16, **how).ids) == expected[0]
 
 
 # ---------------------------------------------------------------- rollback

@@ -33,6 +33,28 @@ def split(input_ids: Tensor, attention_mask: Tensor | None) -> tuple[list[list[i
     return rows, pads
 
 
+def planes(position_ids: Tensor | None, rows: Sequence[Sequence[int]], pads: Sequence[int]) -> Tensor | None:
+    """Position ids of the padded batch, `[..., rows, length]`, aligned with the rows; None where they are 0, 1, 2, ...
+
+    A row that is shorter than the longest continues each plane one by one.
+    """
+    if position_ids is None:
+        return None
+    own = [position_ids[..., min(r, position_ids.shape[-2] - 1), None, start : start + len(row)]
+           for r, (row, start) in enumerate(zip(rows, pads, strict=True))]  # fmt: skip
+    if position_ids.dim() == 2 and all(
+        plane[0].tolist() == list(range(len(row) - plane.shape[-1], len(row)))
+        for plane, row in zip(own, rows, strict=True)
+    ):
+        return None
+    width = max(map(len, rows))
+    full = []
+    for plane in own:
+        ahead = torch.arange(1, width - plane.shape[-1] + 1, device=plane.device, dtype=plane.dtype)
+        full.append(torch.cat([plane, plane[..., -1:] + ahead], -1))
+    return torch.cat(full, -2)
+
+
 def shift(value: Any, pads: Sequence[int], shape: torch.Size) -> Any:
     """A per-token input (token types, ...) of the padded batch, aligned with the rows; anything else as it is."""
     if not isinstance(value, Tensor) or value.shape[:2] != shape or not any(pads):

@@ -116,6 +116,13 @@ class Stand(nn.Module):
         return getattr(self.__dict__["layer"], name)
 
 
+class LinearStand(nn.Linear):
+    """Stands in for an `nn.Linear` and is one, for attention functions that look for it among a module's children."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self.__dict__.update(layer.__dict__, layer=layer)  # its parameters and sizes, registered there
+
+
 class Skip(Stand):
     """Hands its input on."""
 

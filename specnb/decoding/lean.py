@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specnb.decoding.borrow import Stand, is_torchs_own
+from specnb.decoding.borrow import LinearStand, Stand, is_torchs_own
 
 _Scale = Callable[[Tensor], Tensor]
 
@@ -22,7 +22,7 @@ _WIDTH = 48  # of a norm that has no weight and so takes any
 _KNOWN: dict[tuple[Any, ...], _Scale | None] = {}  # by class, its forward, width, eps, dtype and device
 
 
-class LeanLinear(Stand):
+class LeanLinear(LinearStand):
     """`nn.Linear` without hooks."""
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -51,14 +51,14 @@ class LeanNorm(Stand):
     __call__ = forward
 
 
-def stands(modules: Mapping[str, nn.Module]) -> dict[str, Stand]:
+def stands(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """What stands in for such layers among a model's modules, by path."""
     if not is_torchs_own():
         return {}
     return {name: stand for name, module in modules.items() if name and (stand := _stand(module)) is not None}
 
 
-def _stand(module: nn.Module) -> Stand | None:
+def _stand(module: nn.Module) -> nn.Module | None:
     if module._forward_hooks or module._forward_pre_hooks:
         return None
     if type(module) is nn.Linear:
@@ -85,6 +85,13 @@ def _scale(module: nn.Module, weight: Tensor, eps: float | None) -> _Scale | Non
 
 
 def _same(module: nn.Module, weight: Tensor, eps: float | None, scale: _Scale) -> bool:
+    try:
+        return _gives_the_same(module, weight, eps, scale)
+    except Exception:  # of any kind, for the module is somebody's: it is not known, and stays as it is
+        return False
+
+
+def _gives_the_same(module: nn.Module, weight: Tensor, eps: float | None, scale: _Scale) -> bool:
     inputs = [name for name in inspect.signature(type(module).forward).parameters if name != "self"]
     if len(inputs) != 1 or weight.dim() != 1 or weight.dtype is not torch.float32 or weight.device.type == "meta":
         return False

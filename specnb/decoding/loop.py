@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Draft, Drafter, Row, Rule, seen
+from specnb.decoding.lm import LM
 from specnb.decoding.probabilities import Law, Processors, read_choices
 from specnb.decoding.record import Record, Turn
 from specnb.decoding.stops import Stops
@@ -18,7 +18,7 @@ NOTHING = Draft([])
 
 
 def decode(
-    target: CachedLM,
+    target: LM,
     drafter: Drafter | None,
     rows: Sequence[Row],
     *,
@@ -50,8 +50,11 @@ def decode(
         if together is not None:
             active = list(rows)
         drafts = [NOTHING] * len(active)
+        at_once = target.drafts_first and (
+            drafter is None or drafter.drafts_first or (mixed and not drafter.reads_target)
+        )
         rooms = [room(row, target) for row in active]
-        if drafter is not None and (drafter.drafts_first or not first or (mixed and not drafter.reads_target)):
+        if drafter is not None and (at_once or not first):
             drafts = drafter.propose(
                 active, [0 if _filled(r, filler) else n for r, n in zip(active, rooms, strict=True)]
             )
@@ -155,9 +158,7 @@ def _filled(row: Row, filler: int | None) -> bool:
     return filler is not None and row.finish_reason is not None
 
 
-def room(row: Row, target: CachedLM) -> int:
+def room(row: Row, target: LM) -> int:
     """Most tokens worth drafting: the step adds one of its own, and positions end where the model's do."""
-    free = row.room - 1
-    if target.limit is not None:
-        free = min(free, target.limit - len(row.ids))
-    return max(0, free)
+    free, most = row.room - 1, target.room(len(row.ids))
+    return max(0, free if most is None else min(free, most))

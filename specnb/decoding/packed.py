@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specnb.decoding.borrow import Stand, borrow, check_model, forward_replaced
+from specnb.decoding.borrow import LinearStand, borrow, check_model, forward_replaced
 
 _Stamp = tuple[tuple[str, int, int, int], ...]
 M = TypeVar("M", bound=PreTrainedModel)
@@ -54,13 +54,15 @@ class PackedWeight:
         return torch.equal(self._sample, _sample(weight))
 
 
-class PackedLinear(Stand):
+class PackedLinear(LinearStand):
     """A linear layer that multiplies with its packed weight where that is faster, from `rows` rows on."""
+
+    packed: PackedWeight
+    rows: int
 
     def __init__(self, layer: nn.Linear, rows: int) -> None:
         super().__init__(layer)
-        self.packed = PackedWeight.of(layer.weight)
-        self.rows = rows
+        self.__dict__.update(packed=PackedWeight.of(layer.weight), rows=rows)
 
     def forward(self, x: Tensor) -> Tensor:
         layer = self.__dict__["layer"]

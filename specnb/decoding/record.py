@@ -45,6 +45,9 @@ class Record:
     logits: tuple[Tensor, ...] | None = None
     shown: bool = False
 
+    def __post_init__(self) -> None:
+        self.alone = self.logprobs and not (self.top_logprobs or self.margins or self.probabilities)
+
     def column(self, turns: Sequence[Turn], i: int) -> None:
         """Keep scores and logits of position i of the block, before a token is chosen there."""
         if self.logits is not None:
@@ -54,6 +57,11 @@ class Record:
 
     def of(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
         """Fields of the turns' steps. All numbers come from the device at once."""
+        if (
+            self.alone and len(turns) == 1 and len(turns[0].emitted) == 1
+        ):  # plain decoding, mostly: as few calls as can be
+            logits, token = turns[0].law.logits[0], turns[0].emitted[0]
+            return [{"logprobs": (logits.float().log_softmax(-1)[token].item(),)}]
         parts: list[Tensor] = []
         for turn in turns:
             self._measure(turn, parts)

@@ -97,27 +97,20 @@ class RowLayer(DynamicLayer):
 
 
 def layer_plan(config: PreTrainedConfig) -> list[Any]:
-    """The cache layers that transformers would make for `config`.
-
-    Raises ValueError naming the layers when one of them keeps a state that cannot be rolled back.
-    """
+    """The cache layers that transformers would make for `config`."""
     text = config.get_text_config(decoder=True)
-    plan = DynamicCache(config=text).layers or [DynamicLayer() for _ in range(text.num_hidden_layers)]
-    kinds = {i: type(layer).__name__ for i, layer in enumerate(plan) if not _croppable(layer)}
-    if kinds:
-        raise ValueError(
-            f"{text.model_type!r} cannot be decoded speculatively: the cache of layer(s) {', '.join(map(str, kinds))} "
-            f"({', '.join(sorted(set(kinds.values())))}) is a running state that cannot be rolled back after a rejection. "
-            "Use a model whose layers are all attention layers."
-        )
-    return plan
+    return DynamicCache(config=text).layers or [DynamicLayer() for _ in range(text.num_hidden_layers)]
+
+
+def other_layers(config: PreTrainedConfig) -> dict[int, str]:
+    """The layers whose cache is of a kind that `RowStore` does not hold, by number; what kind."""
+    return {i: type(layer).__name__ for i, layer in enumerate(layer_plan(config)) if not _plain(layer)}
 
 
 class RowStore(Cache):
     """A transformers cache in which every row has its own length, `lengths[r]`; rollback is setting a length.
 
-    The layers follow the plan transformers itself makes for `config` (full, sliding, shared); `layer_plan` says what it
-    raises.
+    The layers follow the plan transformers itself makes for `config` (full, sliding, shared).
     """
 
     def __init__(self, config: PreTrainedConfig, rows: Sequence[int], capacity: int) -> None:
@@ -201,6 +194,6 @@ class RowStore(Cache):
             out.keys, out.values = layer.keys[:, :, first:length], layer.values[:, :, first:length]
 
 
-def _croppable(layer: Any) -> bool:
+def _plain(layer: Any) -> bool:
     plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
     return plain or type(layer).__name__ == "DummyLayer"  # a layer that shares another's keys and stores nothing

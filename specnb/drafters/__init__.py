@@ -6,10 +6,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specnb.decoding.cached import CachedLM, check_blocks
+from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Drafter, Row
+from specnb.decoding.follow import Given, Size, follow
+from specnb.decoding.lm import LM
 from specnb.drafters.draft_model import DraftModel
-from specnb.drafters.early_exit import EarlyExitTarget
+from specnb.drafters.early_exit import early_exit
 from specnb.drafters.gemma4_assistant import Gemma4Assistant
 from specnb.drafters.growing import Drawing
 from specnb.drafters.mtp_layers import MtpLayers
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
 class Run:
     """What a method gets to work with: the models, the rows and its options in effect.
 
-    `size` has `capacity` and `prefill_chunk_size` of a cache; `given` what else the target's CachedLM takes;
-    `probabilities` has the drafts tell how probable their tokens were, `top_logprobs` so many of the best at each place.
+    `size` is that of a cache; `given` what `generate()` prepared for the target; `probabilities` has the drafts tell how
+    probable their tokens were, `top_logprobs` so many of the best at each place.
     """
 
     model: PreTrainedModel
@@ -37,18 +39,22 @@ class Run:
     options: Mapping[str, Any]
     sample: bool
     eos: Collection[int]
-    size: Mapping[str, Any]
-    given: Mapping[str, Any]
+    size: Size
+    given: Given
     assistant_model: PreTrainedModel | None = None
     tokenizer: Any = None
     assistant_tokenizer: Any = None
     probabilities: bool = False
     top_logprobs: int = 0
 
-    def target(self, **more: Any) -> CachedLM:
-        return CachedLM(self.model, self.rows, **self.size, **self.given, **more)
+    def target(self, **more: Any) -> LM:
+        return follow(self.model, self.rows, self.size, given=self.given, **more)
 
-    def drawing(self, target: CachedLM) -> Drawing:
+    def assistant(self, rows: Sequence[Any] | None = None, **more: Any) -> LM:
+        assert self.assistant_model is not None
+        return follow(self.assistant_model, rows or self.rows, self.size, role="draft model", **more)
+
+    def drawing(self, target: LM) -> Drawing:
         """How a drafter with a law of its own picks its tokens."""
         laws = self.sample or self.options["assistant_ensemble_weight"] is not None
         threshold = self.options["assistant_confidence_threshold"]
@@ -57,35 +63,32 @@ class Run:
         )
 
 
-def _plain(run: Run) -> tuple[CachedLM, Drafter | None]:
-    return run.target(), None
+def _plain(run: Run) -> tuple[LM, Drafter | None]:
+    return run.target(rolls_back=False), None
 
 
-def _prompt_lookup(run: Run) -> tuple[CachedLM, Drafter]:
+def _prompt_lookup(run: Run) -> tuple[LM, Drafter]:
     return run.target(), PromptLookup(run.options["max_matching_ngram_size"], run.eos)
 
 
-def _draft_model(run: Run) -> tuple[CachedLM, Drafter]:
-    assert run.assistant_model is not None
+def _draft_model(run: Run) -> tuple[LM, Drafter]:
     target = run.target()
-    lm = CachedLM(run.assistant_model, run.rows, foreign_ids=True, **run.size)
-    return target, DraftModel(lm, run.drawing(target))
+    return target, DraftModel(run.assistant(foreign_ids=True), run.drawing(target))
 
 
-def _early_exit(run: Run) -> tuple[CachedLM, Drafter]:
-    target = EarlyExitTarget(run.model, run.rows, run.options["assistant_early_exit"], **run.size, **run.given)
-    return target, DraftModel(target.lower, run.drawing(target))
+def _early_exit(run: Run) -> tuple[LM, Drafter]:
+    target, lower = early_exit(run.model, run.rows, run.options["assistant_early_exit"], run.size, run.given)
+    return target, DraftModel(lower, run.drawing(target))
 
 
-def _universal(run: Run) -> tuple[CachedLM, Drafter]:
-    assert run.assistant_model is not None
+def _universal(run: Run) -> tuple[LM, Drafter]:
     if run.tokenizer is None or run.assistant_tokenizer is None:
         raise ValueError(
             "method 'universal' needs tokenizer= and assistant_tokenizer=, to go from the one's tokens to the other's."
         )
     target, tokenizers = run.target(), (text_tokenizer(run.tokenizer), text_tokenizer(run.assistant_tokenizer))
     readings = readings_of(run.rows, *tokenizers)
-    lm = CachedLM(run.assistant_model, readings, **run.size)  # type: ignore[arg-type]
+    lm = run.assistant(readings)
     return target, Universal(
         lm,
         readings,
@@ -95,19 +98,24 @@ def _universal(run: Run) -> tuple[CachedLM, Drafter]:
     )
 
 
-def _mtp_layers(run: Run) -> tuple[CachedLM, Drafter]:
+def _mtp_layers(run: Run) -> tuple[LM, Drafter]:
     mtp = load_mtp(run.model)
     target = run.target(hidden_states="all")
-    return target, MtpLayers(mtp, target, run.rows, run.size, run.drawing(target))
+    return target, MtpLayers(mtp, target, run.rows, run.size.capacity, run.drawing(target))
 
 
-def _gemma4_assistant(run: Run) -> tuple[CachedLM, Drafter]:
+def _gemma4_assistant(run: Run) -> tuple[LM, Drafter]:
     assert run.assistant_model is not None
     target = run.target(hidden_states="kept")
+    if not isinstance(target, CachedLM):
+        raise ValueError(
+            f"the Gemma 4 drafter reads the target's keys and values, which {type(run.model).__name__} keeps in another way: use "
+            "another method, or generate the prompts one by one."
+        )
     return target, Gemma4Assistant(run.assistant_model, target, run.drawing(target))
 
 
-_METHODS: dict[str, Callable[[Run], tuple[CachedLM, Drafter | None]]] = {
+_METHODS: dict[str, Callable[[Run], tuple[LM, Drafter | None]]] = {
     "plain": _plain,
     "prompt_lookup": _prompt_lookup,
     "draft_model": _draft_model,
@@ -151,8 +159,6 @@ def with_defaults(method: Method, model: PreTrainedModel, sample: bool) -> Metho
     return Method(method.name, **options)
 
 
-def assemble(method: str, run: Run) -> tuple[CachedLM, Drafter | None]:
+def assemble(method: str, run: Run) -> tuple[LM, Drafter | None]:
     """The target and the drafter of a method, for one run. Raises ValueError where the models cannot do it."""
-    if method != "plain" or len(run.rows) > 1:
-        check_blocks(run.model)
     return _METHODS[method](run)

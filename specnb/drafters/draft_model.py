@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Draft, Row
+from specnb.decoding.lm import LM
 from specnb.drafters.growing import Drawing, Growing
 
 
@@ -18,7 +18,7 @@ class DraftModel:
     drafts_first = False
     reads_target = False
 
-    def __init__(self, lm: CachedLM, drawing: Drawing) -> None:
+    def __init__(self, lm: LM, drawing: Drawing) -> None:
         self.lm, self.drawing = lm, drawing
 
     def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:

@@ -7,6 +7,7 @@ layer once, and the prompt is processed once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,6 +18,9 @@ from transformers import PreTrainedModel
 from specnb.decoding.borrow import Capture, Inject, Skip, borrow, layers_path
 from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Row
+from specnb.decoding.follow import Given, Size, follow
+from specnb.decoding.lm import LM
+from specnb.decoding.one_by_one import OneByOne
 from specnb.decoding.store import RowStore
 
 _CHECKED: WeakKeyDictionary[PreTrainedModel, set[int]] = WeakKeyDictionary()  # exits that `check_halves` let pass
@@ -56,15 +60,11 @@ class EarlyExitTarget(CachedLM):
     Args:
         exit: number of layers that draft, 1 to layers - 1.
 
-    Raises ValueError for another `exit`, and for a model that its two halves do not reproduce.
+    Raises NotReproduced for a model that its two halves do not reproduce.
     """
 
-    def __init__(self, model: PreTrainedModel, rows: Sequence[Row], exit: int, **options: Any) -> None:
-        depth = model.config.get_text_config(decoder=True).num_hidden_layers
-        if not 1 <= exit < depth:
-            raise ValueError(
-                f"assistant_early_exit={exit} is not valid: {type(model).__name__} has {depth} layers, so give 1 to {depth - 1}."
-            )
+    def __init__(self, model: PreTrainedModel, rows: Sequence[Row], *, exit: int, **options: Any) -> None:
+        options.pop("foreign_ids", None)
         super().__init__(model, rows, **options)
         self._graphs = None  # the halves hand each other tensors that a recording would not see
         given, model = model, self.model
@@ -75,10 +75,10 @@ class EarlyExitTarget(CachedLM):
             model, {f"{path}.{exit - 1}": self._inject, **{f"{path}.{i}": Skip(layers[i]) for i in range(exit - 1)}}
         )
         self._whole = model
-        size = {key: options[key] for key in ("capacity", "prefill_chunk_size") if key in options}
+        size = {key: options[key] for key in ("capacity", "prefill_chunk_size", "feed") if key in options}
         self.lower = LowerLayers(model, exit, rows, self.store, **size)
         if exit not in _CHECKED.setdefault(given, set()):
-            check_halves(model, self.lower.model, self.lower.last, self._upper, self._inject, exit)
+            check_halves(model, self.lower.model, self.lower.last, self._upper, self._inject, self.device)
             _CHECKED[given].add(exit)
 
     def logits(self, rows: Sequence[Row], extra: Sequence[Sequence[int]], keep: Sequence[int]) -> list[Tensor]:
@@ -87,6 +87,7 @@ class EarlyExitTarget(CachedLM):
             self.model = self._upper
         else:
             self.model = self._whole
+            self.lower.first = False  # the prompt, and what belongs to it, is processed
         out = super().logits(rows, extra, keep)
         self.lower.note(rows, extra)
         return out
@@ -97,27 +98,62 @@ class EarlyExitTarget(CachedLM):
         return super()._forward(rows, fed, starts, keep)
 
 
+class NotReproduced(ValueError):
+    """The layers of a model, run in two halves, do not give what the whole gives."""
+
+
+def early_exit(model: PreTrainedModel, rows: Sequence[Row], exit: int, size: Size, given: Given) -> tuple[LM, LM]:
+    """The target, and the LM of its first `exit` layers that drafts for it.
+
+    Where the model can be run in two halves, what the lower one computed is reused; else the lower layers draft with a cache of
+    their own.
+
+    Raises ValueError for an `exit` that the model does not have, and where its first layers do not run alone.
+    """
+    depth = model.config.get_text_config(decoder=True).num_hidden_layers
+    if not 1 <= exit < depth:
+        raise ValueError(
+            f"assistant_early_exit={exit} is not valid: {type(model).__name__} has {depth} layers, so give 1 to {depth - 1}."
+        )
+    try:
+        target = follow(model, rows, size, given=given, fast=partial(EarlyExitTarget, exit=exit))
+    except NotReproduced:
+        target = follow(model, rows, size, given=given)
+    if isinstance(target, EarlyExitTarget):
+        return target, target.lower
+    if isinstance(target, OneByOne):
+        halves = {i: lm.lower for i, lm in target.lms.items() if isinstance(lm, EarlyExitTarget)}
+        if len(halves) == len(rows):
+            return target, OneByOne(halves)
+    path = layers_path(model)
+    layers = model.get_submodule(path)
+    lower = borrow(model, {f"{path}.{i}": Skip(layers[i]) for i in range(exit, len(layers))})
+    return target, follow(lower, rows, size, role="draft model")
+
+
 @torch.no_grad()
 def check_halves(
-    model: PreTrainedModel, lower: PreTrainedModel, last: Capture, upper: PreTrainedModel, inject: Inject, exit: int
+    model: PreTrainedModel,
+    lower: PreTrainedModel,
+    last: Capture,
+    upper: PreTrainedModel,
+    inject: Inject,
+    device: torch.device,
 ) -> None:
-    """Raise ValueError unless the two halves, one after the other, give what the whole gives on two tokens."""
-    tokens = torch.tensor([[0, 1]], device=model.get_input_embeddings().weight.device)
+    """Raise NotReproduced unless the two halves, one after the other, give what the whole gives on two tokens."""
+    tokens = torch.tensor([[0, 1]], device=device)
     whole = model(tokens, use_cache=False).logits
     reason: object = "they give other logits"
     try:
         lower(tokens, use_cache=False)
-        if not isinstance(last.value, Tensor):
-            raise TypeError(f"its layers return a {type(last.value).__name__}")
+        if not isinstance(last.value, Tensor) or last.value.dim() != 3:
+            raise TypeError("its layers do not return one state per token")
         inject.value = last.value
         halves = upper(tokens, use_cache=False).logits
         if halves.shape == whole.shape and torch.allclose(
             whole, halves, rtol=1e-3, atol=1e-3 * float(whole.abs().max())
         ):
             return
-    except Exception as error:
+    except Exception as error:  # of any kind: the user's layers run
         reason = error
-    raise ValueError(
-        f"assistant_early_exit={exit} cannot be used with {type(model).__name__}: its layers, run in two halves, do not reproduce the "
-        f"whole ({reason}). Choose {'an earlier exit' if exit > 1 else 'another exit'}, or another method."
-    )
+    raise NotReproduced(str(reason))

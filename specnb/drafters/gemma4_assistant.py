@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specnb.decoding.borrow import Stand, exchanged
-from specnb.decoding.cached import CachedLM, fastest
+from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Draft, Row
+from specnb.decoding.fast import fastest
 from specnb.drafters.growing import Drawing, Growing
 
 

@@ -8,7 +8,7 @@ tokens were drafts are computed again, so every layer always holds what a clean 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from specnb.decoding import lean
 from specnb.decoding.borrow import exchanged
-from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Draft, Row
+from specnb.decoding.lm import LM
 from specnb.decoding.store import RowStore
 from specnb.drafters.growing import Drawing, Growing
 
@@ -31,13 +31,11 @@ class MtpLayers:
     drafts_first = False
     reads_target = True
 
-    def __init__(
-        self, mtp: Any, target: CachedLM, rows: Sequence[Row], size: Mapping[str, Any], drawing: Drawing
-    ) -> None:
+    def __init__(self, mtp: Any, target: LM, rows: Sequence[Row], capacity: int, drawing: Drawing) -> None:
         self.mtp, self.target, self.drawing = exchanged(mtp, lean.stands), target, drawing
         self.depth = len(mtp.layers)
         self.device = next(mtp.layers.parameters()).device
-        self.store = RowStore(mtp.config, [row.index for row in rows], size["capacity"])
+        self.store = RowStore(mtp.config, [row.index for row in rows], capacity)
         self._states: dict[int, tuple[int, Tensor]] = {}  # hidden states from the first slot on that is not settled
         self._cache_name = (
             "cache" if "cache" in inspect.signature(mtp.layers[0].forward).parameters else "past_key_values"

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Draft, Row
+from specnb.decoding.lm import LM
 from specnb.drafters.growing import Drawing, Growing
 from specnb.drafters.retokenize import Retokenized, continuation, shared_tokens
 from specnb.text import Detokenizer
@@ -44,7 +44,7 @@ class Universal:
     reads_target = False
 
     def __init__(
-        self, lm: CachedLM, readings: Sequence[_Reading], tokenizers: tuple[Any, Any], drawing: Drawing, shared: bool
+        self, lm: LM, readings: Sequence[_Reading], tokenizers: tuple[Any, Any], drawing: Drawing, shared: bool
     ) -> None:
         self.lm, self.drawing = lm, drawing
         self.tokenizer, self.assistant_tokenizer = tokenizers

@@ -1,0 +1,119 @@
+"""What a model is given beside token ids and cache: as `prepare_inputs_for_generation` would give it, for the models that keep
+to transformers' standard one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.generation import utils as generation
+
+PREPARE, UPDATE = "prepare_inputs_for_generation", "_update_model_kwargs_for_generation"
+_POSITIONS = "_prepare_position_ids_for_generation"
+PER_TOKEN = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
+"""Inputs with a value for each token; new tokens are of the last one's type, or text."""
+# Their own preparation leaves the types of image tokens out after the first pass, and nothing else.
+_TYPES_AT_FIRST = ("gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "gemma4_unified",
+                   "gemma4_unified_text")  # fmt: skip
+# Their cache holds more than the text: image states before it, say.
+_CACHES_MORE = ("git", "cpmant")
+# Inputs that belong to the first pass; where transformers has no such list, all do.
+_FIRST_PASS: Collection[str] | None = getattr(generation, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", None)
+
+
+@dataclass
+class Feed:
+    """What `generate()` prepared for rows, beside ids, mask and cache.
+
+    `extras` are the model's further arguments: images, token types. `planes` are position ids `[..., rows, length]` where
+    they are not 0, 1, 2, ...; a row continues each plane one by one.
+    """
+
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    planes: Tensor | None = None
+    once: bool = False
+
+    def positions(self, slots: Tensor, rows: Sequence[int]) -> Tensor:
+        """The position ids of the tokens in `slots` `[rows, width]`."""
+        if self.planes is None:
+            return slots
+        planes = self.planes.to(slots.device)
+        if planes.shape[-2] > 1:
+            planes = planes[..., list(rows), :]
+        last = planes.shape[-1] - 1
+        known = slots.clamp(max=last).expand(*planes.shape[:-2], *slots.shape)
+        table = planes.expand(*planes.shape[:-2], slots.shape[0], -1)
+        return table.gather(-1, known) + (slots - last).clamp(min=0)
+
+    def beside(self, slots: Tensor, rows: Sequence[int], first: bool) -> dict[str, Any]:
+        """The further arguments of a pass over `slots`."""
+        if not self.extras:
+            return {}
+        given: dict[str, Any] = {}
+        for name, value in self.extras.items():
+            if name in PER_TOKEN and isinstance(value, Tensor):
+                if first or not self.once:
+                    given[name] = _types(name, value, slots, rows)
+            elif first or (not self.once and _FIRST_PASS is not None and name not in _FIRST_PASS):
+                given[name] = value
+        return given
+
+
+def _types(name: str, types: Tensor, slots: Tensor, rows: Sequence[int]) -> Tensor:
+    """The types of the tokens in `slots`: as given, then the last one's, or 0 (text) for multimodal ones."""
+    types = types.to(slots.device)
+    if types.shape[0] > 1:
+        types = types[list(rows)]
+    new = types[:, -1:] if name == "token_type_ids" else torch.zeros_like(types[:, -1:])
+    known = types.expand(slots.shape[0], -1).gather(1, slots.clamp(max=types.shape[1] - 1))
+    return torch.where(slots < types.shape[1], known, new)
+
+
+def own_preparation(model: PreTrainedModel) -> str | None:
+    """The method with which `model` prepares its inputs in a way of its own; None where it keeps to the standard."""
+    if model.config.get_text_config(decoder=True).model_type in _TYPES_AT_FIRST and _of_transformers(type(model)):
+        return None
+    for name in (PREPARE, UPDATE):
+        standard = getattr(GenerationMixin, name)
+        if name in vars(model) or getattr(type(model), name, standard) is not standard:
+            return name
+    return None
+
+
+def types_at_first(model: PreTrainedModel) -> bool:
+    """Whether token types are for the first pass only."""
+    return model.config.get_text_config(decoder=True).model_type in _TYPES_AT_FIRST
+
+
+def caches_more(model: PreTrainedModel) -> bool:
+    """Whether the model's cache holds more than a slot per token."""
+    return model.config.model_type in _CACHES_MORE
+
+
+def own_positions(model: PreTrainedModel) -> bool:
+    """Whether `generate()` asks the model itself for position ids (several planes, as with M-RoPE)."""
+    standard = getattr(GenerationMixin, _POSITIONS, None)
+    return standard is not None and getattr(type(model), _POSITIONS) is not standard
+
+
+def _of_transformers(kind: type) -> bool:
+    return kind.__module__.startswith("transformers.models.")
+
+
+def forward_parameters(kind: type) -> Collection[str]:
+    """The names that a model's forward takes; of the nearest class whose forward names its inputs."""
+    for one in kind.__mro__:
+        names = inspect.signature(one.__dict__["forward"]).parameters if "forward" in one.__dict__ else {}
+        if "input_ids" in names:
+            return names
+    return ()
+
+
+def cache_keyword(parameters: Collection[str]) -> str:
+    """The name under which a forward takes its cache: "cache", or "past_key_values" before transformers 5.24."""
+    return "cache" if "cache" in parameters else "past_key_values"

@@ -1,0 +1,141 @@
+"""Which LM follows the rows of a model: the fast one, or the one that does what transformers does, one row at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from specnb.decoding.batch import planes
+from specnb.decoding.cached import CachedLM, own_masks
+from specnb.decoding.contracts import Row
+from specnb.decoding.feed import (
+    PER_TOKEN,
+    Feed,
+    cache_keyword,
+    caches_more,
+    forward_parameters,
+    own_positions,
+    own_preparation,
+    types_at_first,
+)
+from specnb.decoding.lm import LM
+from specnb.decoding.one_by_one import OneByOne
+from specnb.decoding.prepared import PreparedLM, arguments_of
+from specnb.decoding.store import other_layers
+
+
+@dataclass(frozen=True)
+class Given:
+    """What `generate()` prepared for the target beside its token ids.
+
+    `arguments` are as they came, if the rows are as they came, too (one row without padding); `feed` is aligned with the rows;
+    `past` the cache to use, empty or holding the beginning of the only row.
+    """
+
+    arguments: Mapping[str, Any] | None = None
+    feed: Feed = field(default_factory=Feed)
+    past: Any = None
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a cache: the token slots to allocate at first, and the chunk in which long prompts are processed."""
+
+    capacity: int = 0
+    prefill_chunk_size: int | None = None
+
+
+def follow(
+    model: PreTrainedModel,
+    rows: Sequence[Row],
+    size: Size,
+    *,
+    given: Given | None = None,
+    role: str = "target",
+    rolls_back: bool = True,
+    foreign_ids: bool = False,
+    hidden_states: Literal["all", "kept"] | None = None,
+    fast: Callable[..., CachedLM] = CachedLM,
+) -> LM:
+    """The LM for `rows` of `model`.
+
+    Args:
+        given: what `generate()` prepared; None for a draft model, which is asked to prepare the same for itself.
+        role: "target" or "draft model", for messages.
+        rolls_back: whether drafts will be rejected.
+        fast: makes the LM of a model that keeps to the standard.
+
+    Raises ValueError for a model or rows that cannot be followed, naming what is in the way.
+    """
+    if rolls_back:
+        check_rollback(model, role)
+    feed = (given or Given()).feed if given else _own_feed(model, rows)
+    past = given.past if given else None
+    more: dict[str, Any] = {"foreign_ids": foreign_ids, "hidden_states": hidden_states}
+    if not keeps_to_standard(model, feed):
+        if len(rows) == 1:
+            arguments = given.arguments if given else None
+            extras = _with_positions(feed)
+            return PreparedLM(model, rows, arguments=arguments, extras=extras, past=past, rolls_back=rolls_back, **more)
+        feeds = {row.index: _with_positions(_of_row(model, feed, r, row)) for r, row in enumerate(rows)}
+        lms: dict[int, LM] = {
+            row.index: PreparedLM(model, [row], extras=feeds[row.index], rolls_back=rolls_back, **more) for row in rows
+        }
+        return OneByOne(lms)
+    more |= {"capacity": size.capacity, "prefill_chunk_size": size.prefill_chunk_size}
+    if len(rows) > 1 and own_masks(model, feed):
+        return OneByOne(
+            {row.index: fast(model, [row], feed=_of_row(model, feed, r, row), **more) for r, row in enumerate(rows)}
+        )
+    return fast(model, rows, feed=feed, past=past if len(rows) == 1 else None, **more)
+
+
+def keeps_to_standard(model: PreTrainedModel, feed: Feed) -> bool:
+    """Whether `CachedLM` can feed the model and keep its cache."""
+    if own_preparation(model) or (feed.extras and caches_more(model)) or other_layers(model.config):
+        return False
+    return cache_keyword(parameters := forward_parameters(type(model))) in parameters
+
+
+def check_rollback(model: PreTrainedModel, role: str) -> None:
+    """Raise ValueError, naming model and layers, where a rejected draft cannot be taken back."""
+    name = type(model).__name__
+    if getattr(model, "_is_stateful", False):
+        kinds = ", ".join(sorted(set(other_layers(model.config).values()))) or "kept outside the cache"
+        raise ValueError(
+            f"the {role} ({name}) has layers with a running state ({kinds}) that cannot be rolled back after a rejection: "
+            + ("use method='plain', or a target" if role == "target" else "use a draft model")
+            + " whose layers are all attention layers."
+        )
+
+
+def _own_feed(model: PreTrainedModel, rows: Sequence[Row]) -> Feed:
+    """The positions that a draft model prepares for itself, where it does so."""
+    if not own_positions(model) or own_preparation(model):
+        return Feed()
+    prepared = [arguments_of(model, row.ids)["position_ids"] for row in rows]
+    width = max(one.shape[-1] for one in prepared)
+    table = torch.cat([torch.nn.functional.pad(one, (0, width - one.shape[-1])) for one in prepared], -2)
+    return Feed(planes=planes(table, [row.ids for row in rows], [0] * len(rows)))
+
+
+def _with_positions(feed: Feed) -> dict[str, Any]:
+    return {**feed.extras, **({} if feed.planes is None else {"position_ids": feed.planes})}
+
+
+def _of_row(model: PreTrainedModel, feed: Feed, r: int, row: Row) -> Feed:
+    """What belongs to one of several rows. Raises ValueError for what cannot be told apart."""
+    n, extras = len(row.ids), {}
+    for name, value in feed.extras.items():
+        if name not in PER_TOKEN:
+            raise ValueError(
+                f"several rows with {name} cannot be decoded with {type(model).__name__}, which takes one row at a time here: "
+                "generate the prompts one by one."
+            )
+        extras[name] = value[min(r, len(value) - 1) :][:1, :n]
+    own = None if feed.planes is None else feed.planes[..., min(r, feed.planes.shape[-2] - 1), None, :n]
+    return Feed(extras, own, types_at_first(model))

@@ -1,0 +1,203 @@
+"""PreparedLM: models that prepare their inputs in a way of their own, or whose cache is of another kind, one row each.
+
+They are fed by their own `prepare_inputs_for_generation` and keep transformers' own cache, as in transformers' assisted
+decoding: slower than `CachedLM`, and right for all that works there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.utils import ModelOutput
+
+from specnb.decoding.borrow import Capture, borrow
+from specnb.decoding.contracts import Row
+from specnb.decoding.fast import fastest
+from specnb.decoding.feed import cache_keyword, forward_parameters
+from specnb.decoding.lm import LM, model_device
+
+CACHES = ("cache", "past_key_values")
+"""The name of the cache among the arguments: the first since transformers 5.24, the second before."""
+_KEPT = 64  # lengths whose arguments are kept: more than a draft and a step
+
+
+class PreparedLM(LM):
+    """A causal language model fed by its own preparation, for one row.
+
+    Args:
+        model, rows, hidden_states: as for `LM`.
+        arguments: what `generate()` prepared for the row's prompt; None: it is asked.
+        extras: what the call gave beside token ids (images, token types), for the prompt; used without `arguments`.
+        past: the transformers cache to fill; it may hold the beginning of the row. None: one of its own.
+        rolls_back: whether drafts will be rejected. Without (plain decoding) any model will do, recurrent ones too.
+        foreign_ids: ids beyond its vocabulary (of a target with a larger one) are read as its last token.
+    """
+
+    drafts_first = False
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        rows: Sequence[Row],
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        extras: Mapping[str, Any] | None = None,
+        past: Any = None,
+        rolls_back: bool = True,
+        foreign_ids: bool = False,
+        hidden_states: Literal["all", "kept"] | None = None,
+    ) -> None:
+        self._given = model
+        model = fastest(model)
+        super().__init__(model, rows, hidden_states)
+        self._last_id = int(model.get_input_embeddings().weight.shape[0]) - 1 if foreign_ids else None
+        self._tap: Capture | None = None
+        if hidden_states:
+            self._tap = Capture(getattr(model, model.base_model_prefix))
+            self.model = borrow(model, {model.base_model_prefix: self._tap})
+        self._extras, self._rolls_back = dict(extras or {}), rolls_back
+        self._started = False
+        self._floor = 0  # the cache cannot be taken back further
+        self._records = False
+        self._ids: list[int] = []  # what the cache holds
+        # of generate(), by length of the text
+        self._arguments: dict[int, dict[str, Any]] = (
+            {len(rows[0].ids): dict(arguments)} if arguments is not None else {}
+        )
+        self._outputs: Any = ModelOutput()
+        self._past = past
+        self._cache: Any = None
+        held = cached_length(past)
+        if held:
+            self._agreed[rows[0].index], self._ids = held, list(rows[0].ids[:held])
+
+    def _forward(self, rows: Sequence[Row], fed: Sequence[Sequence[int]], starts: list[int], keep: int) -> Tensor:
+        start, new = starts[0], list(fed[0])
+        if self._last_id is not None:
+            new = [min(token, self._last_id) for token in new]
+        if self._started and not self._cut(start, len(rows[0].ids)):
+            start, new = 0, [*self._ids[:start], *new]
+        self._ids = [*self._ids[:start], *new]
+        ids = torch.tensor([self._ids], device=self.device)
+        arguments = self._at(len(self._ids))
+        name = next((name for name in CACHES if name in arguments), CACHES[0])
+        if self._cache is None:
+            self._cache = arguments.get(name)
+            self._record(self._cache)
+        else:
+            arguments = arguments | {name: self._cache}
+        with torch.no_grad():
+            inputs = self.model.prepare_inputs_for_generation(
+                ids, next_sequence_length=len(new) if start else None, is_first_iteration=not self._started, **arguments
+            )
+            if "logits_to_keep" in inputs:
+                inputs["logits_to_keep"] = max(keep, 1)
+            out = self.model(**inputs, return_dict=True)
+        self._took(out)
+        if self._tap is not None:
+            states, self._tap.value = self._tap.value.last_hidden_state, None
+            self._remember(rows, [new], starts, keep, states)
+        logits: Tensor = out.logits
+        if not keep:
+            return logits
+        if logits.shape[1] < keep:
+            raise ValueError(
+                f"{type(self.model).__name__} gives logits for {logits.shape[1]} of {keep} tokens of a pass, so drafts "
+                "cannot be verified; use method='plain'."
+            )
+        return logits[:, -keep:]
+
+    def _took(self, out: Any) -> None:
+        """Keep what the next pass needs of a pass's output."""
+        cache = next((out[name] for name in CACHES if out.get(name) is not None), None)
+        self._outputs = type(out)({k: v for k, v in out.items() if k not in ("logits", *CACHES)}) if out else out
+        if self._rolls_back and cache is None:
+            raise ValueError(
+                f"{type(self.model).__name__} keeps no key/value cache, so a rejected draft cannot be taken back; "
+                "use method='plain'."
+            )
+        if cache is not self._cache:
+            self._record(cache)
+        self._cache = cache
+        if self._rolls_back and cache is not None and not getattr(cache, "is_croppable", True):
+            kinds = sorted({type(layer).__name__ for layer in cache.layers if not layer.is_croppable})
+            raise ValueError(
+                f"{type(self.model).__name__} cannot draft or be drafted for: its cache has layers ({', '.join(kinds)}) that "
+                "cannot be rolled back after a rejection; use method='plain'."
+            )
+        self._started = True
+
+    def _record(self, cache: Any) -> None:
+        """Have the cache's layers keep what a rollback needs."""
+        if self._rolls_back and hasattr(cache, "activate_past_recording"):
+            cache.activate_past_recording()
+            self._records = any(hasattr(layer, "record_past") for layer in cache.layers)
+
+    def _cut(self, n: int, certain: int) -> bool:
+        """Take the cache back to the first `n` tokens, of which `certain` will not be taken back. False: it is empty now."""
+        held = len(self._ids)
+        if n == 0 or n < self._floor:
+            self._cache, self._past, self._arguments, self._started, self._floor = None, None, {}, False, 0
+            return False
+        if self._rolls_back and (n < held or n <= certain):
+            self._cache.crop(n - held)  # also by 0: what was recorded can go then
+            self._floor = n if self._records else 0
+        return True
+
+    def _at(self, n: int) -> dict[str, Any]:
+        """The arguments that `generate()` would give for a text of `n` tokens."""
+        known = [length for length in self._arguments if length <= n]
+        if not known:
+            extras = {} if self._started else self._extras
+            self._arguments = {n: arguments_of(self._given, self._ids[:n], self._past, **extras)}
+            return self._arguments[n]
+        at = max(known)
+        arguments = self._arguments[at]
+        while at < n:
+            update = self.model._update_model_kwargs_for_generation
+            arguments = update(self._outputs, dict(arguments), is_encoder_decoder=False)
+            at += 1
+            self._arguments[at] = arguments
+        for length in [length for length in self._arguments if length < n - _KEPT]:
+            del self._arguments[length]
+        return arguments
+
+    def hand_back(self, cache: Any, row: Row) -> Any:
+        if self._rolls_back and self._cache is not None and len(self._ids) >= len(row.ids):
+            self._cut(len(row.ids) - 1, len(row.ids))
+        return self._cache
+
+
+def arguments_of(model: PreTrainedModel, ids: Sequence[int], past: Any = None, **extras: Any) -> dict[str, Any]:
+    """What `model.generate()` prepares for the prompt `ids` and would decode with: positions, a cache, `extras`."""
+    taken: dict[str, Any] = {}
+
+    def decode(model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any,
+               **arguments: Any) -> Tensor:  # fmt: skip
+        taken.update(arguments)
+        return input_ids
+
+    bare = copy.copy(model)  # the same modules; only the generation config is another
+    bare.generation_config = GenerationConfig(max_new_tokens=1, do_sample=False, pad_token_id=0, use_cache=True)
+    prompt = torch.tensor([list(ids)], device=model_device(model))
+    given = dict(extras)
+    parameters = forward_parameters(type(model))
+    if "attention_mask" in parameters:
+        given.setdefault("attention_mask", torch.ones_like(prompt))
+    if cached_length(past):
+        given[cache_keyword(parameters)] = past
+    GenerationMixin.generate(bare, prompt, custom_generate=decode, **given)
+    return taken
+
+
+def cached_length(cache: Any) -> int:
+    """How many tokens a transformers cache holds; 0 for None, and for one that does not say (recurrent layers only)."""
+    try:
+        return 0 if cache is None else int(cache.get_seq_length())
+    except ValueError:
+        return 0
