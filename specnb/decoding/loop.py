@@ -53,13 +53,14 @@ def decode(
         at_once = target.drafts_first and (
             drafter is None or drafter.drafts_first or (mixed and not drafter.reads_target)
         )
-        rooms = [room(row, target) for row in active]
         if drafter is not None and (at_once or not first):
-            drafts = drafter.propose(
-                active, [0 if _filled(r, filler) else n for r, n in zip(active, rooms, strict=True)]
-            )
-        if together is not None:
-            drafts = level(active, drafts, rooms, filler)
+            rooms = [room(row, target) for row in active]
+            if together is None:
+                drafts = drafter.propose(active, rooms)
+            else:
+                ended = [filler is not None and row.finish_reason is not None for row in rows]
+                drafts = drafter.propose(active, [0 if done else n for done, n in zip(ended, rooms, strict=True)])
+                drafts = level(drafts, rooms, ended, pad)
         drafted = time.perf_counter()
         logits = target.logits(active, [d.tokens for d in drafts], [len(d.tokens) + 1 for d in drafts])
         laws = [Law(row, draft, out, ensemble_weight) for row, draft, out in zip(active, drafts, logits, strict=True)]
@@ -92,24 +93,25 @@ def judge(
     them does not accept or ends."""
     rows = [turn.row for turn in turns]
     verdicts = [rule(turn.law, turn.draft, turn.row.generator) for turn in turns]
-    keeps = record.scores is not None or record.logits is not None
+    foreign = together is not None and bool(together.foreign)
     i, more = 0, True
     while more:
-        if together is not None and together.foreign:
+        if together is not None and foreign:
             scores = together(seen(rows), torch.stack([turn.law.logits[i] for turn in turns]))
             for turn, own in zip(turns, scores, strict=True):
                 turn.law.give(i, own)
-        if keeps:
+        if record.keeps:
             record.column(turns, i)
         for turn, verdict in zip(turns, verdicts, strict=True):
             row = turn.row
-            if _filled(row, filler):
-                token, stands = filler or 0, i < len(turn.draft.tokens)
-            else:
-                token, stands = next(verdict)
             if row.finish_reason is None:
+                token, stands = next(verdict)
                 turn.emitted.append(token)
                 turn.accepted += stands
+            elif filler is None:
+                token, stands = next(verdict)
+            else:
+                token, stands = filler, i < len(turn.draft.tokens)
             row.ids.append(token)
             row.room -= 1
             more &= stands
@@ -146,16 +148,10 @@ def commit(turns: Sequence[Turn], record: Record, times: tuple[float, float, flo
     return [turn.row.steps[-1] for turn in turns]
 
 
-def level(rows: Sequence[Row], drafts: Sequence[Draft], rooms: Sequence[int], filler: int | None) -> list[Draft]:
+def level(drafts: Sequence[Draft], rooms: Sequence[int], ended: Sequence[bool], pad: int) -> list[Draft]:
     """Drafts of one length, for rows that grow in step: behind the shortest none could be used. Ended rows draft their padding."""
-    ended = [_filled(row, filler) for row in rows]
     k = min(n if done else len(draft.tokens) for draft, n, done in zip(drafts, rooms, ended, strict=True))
-    return [Draft([filler or 0] * k) if done else draft.cut(k) for draft, done in zip(drafts, ended, strict=True)]
-
-
-def _filled(row: Row, filler: int | None) -> bool:
-    """Whether the row has ended and only pads from here on."""
-    return filler is not None and row.finish_reason is not None
+    return [Draft([pad] * k) if done else draft.cut(k) for draft, done in zip(drafts, ended, strict=True)]
 
 
 def room(row: Row, target: LM) -> int:

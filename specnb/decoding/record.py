@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -15,18 +15,16 @@ from specnb.decoding.contracts import Draft, Row
 from specnb.decoding.probabilities import Law
 
 
-@dataclass
 class Turn:
     """One row's part in one step: what was drafted for it, what the target says, and what came of it so far."""
 
-    row: Row
-    draft: Draft
-    law: Law
-    emitted: list[int] = field(default_factory=list)
-    accepted: int = 0
+    __slots__ = ("accepted", "draft", "emitted", "law", "position", "row")
 
-    def __post_init__(self) -> None:
-        self.position = len(self.row.ids)
+    def __init__(self, row: Row, draft: Draft, law: Law) -> None:
+        self.row, self.draft, self.law = row, draft, law
+        self.position = len(row.ids)
+        self.emitted: list[int] = []
+        self.accepted = 0
 
 
 @dataclass
@@ -46,6 +44,7 @@ class Record:
     shown: bool = False
 
     def __post_init__(self) -> None:
+        self.keeps = self.scores is not None or self.logits is not None
         self.alone = self.logprobs and not (self.top_logprobs or self.margins or self.probabilities)
 
     def column(self, turns: Sequence[Turn], i: int) -> None:
