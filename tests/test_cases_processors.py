@@ -268,8 +268,8 @@ def test_PR_sampled_rows_that_grow_in_step_follow_the_law(how: str) -> None:
         samples += [row.ids[:NEW] for row in result.rows]
         accepted += result.num_accepted_draft_tokens
         cut += sum(len(step.emitted) == step.accepted for step in result.steps)
-    assert accepted > 100
-    assert cut > 50  # rows that another one held back
+    assert accepted > 40
+    assert cut > 10  # rows that another one held back
     assert follows(samples, joint)
 
 
