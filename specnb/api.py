@@ -13,6 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 from specnb import drafters, refusals
 from specnb.engine import Decoder
 from specnb.inputs import check_arguments, check_prompt, encode, unwrapped
+from specnb.listeners import Once, ended
 from specnb.models import Pair
 from specnb.models.mistral import for_stop_strings
 from specnb.options import ASKED_BY, BY_NAME, METHODS, Method, unknown
@@ -37,6 +38,8 @@ def generate(
     cancel: threading.Event | None = None,
     seed: int | None = None,
     probabilities: bool = False,
+    logprobs: bool = True,
+    top_logprobs: int = 0,
     **options: Any,
 ) -> GenerationResult:
     """Generate with a speculative method; the text is what the target alone would have written.
@@ -58,6 +61,8 @@ def generate(
         seed: seed of this call's random numbers (row i uses seed + i); the global generator is never touched. None draws
             one; `result.seed` tells which.
         probabilities: have the steps record how probable each drafted token was to drafter and target (see `Step`).
+        logprobs: have them record the log-probability of each generated token under the target.
+        top_logprobs: have them record so many (0 to 20) of the best tokens of target and drafter at each place.
         options: options of transformers' `generate()` under their names, drafting options (`num_assistant_tokens`,
             `num_assistant_tokens_schedule`, `assistant_confidence_threshold`, `max_matching_ngram_size`,
             `verification`) among them. One given here decides; else the target's own generation config; nothing is
@@ -69,8 +74,17 @@ def generate(
     Raises:
         ValueError: an option with a wrong value or one that cannot apply, a pair that does not fit, a model whose
             cache cannot be rolled back; all before the first token.
-        KeyboardInterrupt: as raised, with the result so far as `.partial_result` (any other exception likewise).
+        KeyboardInterrupt: as raised, with the result so far as `.partial_result` (any other exception likewise). A streamer is
+            told the end in any case.
     """
+    with ended(streamer) as once:
+        return _generate(model, inputs, method, assistant_model, tokenizer, assistant_tokenizer, once, on_step, cancel,
+                         seed, probabilities, logprobs, top_logprobs, options)  # fmt: skip
+
+
+def _generate(model: Any, inputs: Any, method: Method | str | None, assistant_model: Any, tokenizer: Any, assistant_tokenizer: Any,
+              streamer: Once | None, on_step: Callable[[Step], object] | None, cancel: threading.Event | None, seed: int | None,
+              probabilities: bool, logprobs: bool, top_logprobs: int, options: dict[str, Any]) -> GenerationResult:  # fmt: skip
     assistant_model, assistant_tokenizer = unwrapped("assistant_model", assistant_model, assistant_tokenizer)
     if isinstance(model, Pair):
         pair, model = model, model.target
@@ -79,7 +93,7 @@ def generate(
         if assistant_model is None and not other and method_name(method) in (None, *OF_ASSISTANTS):
             assistant_model, assistant_tokenizer = pair.assistant, pair.assistant_tokenizer
     model, _ = unwrapped("model", model)
-    check_arguments(model, streamer, options.get("generation_config"))
+    check_arguments(model, streamer and streamer.streamer, options.get("generation_config"))
     checked = {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
     config = checked.get("generation_config") or model.generation_config
     assistant = drafters.method_for(model, assistant_model, tokenizer, assistant_tokenizer)
@@ -92,7 +106,8 @@ def generate(
     refusals.check_model(model, passed)
     stop_strings = passed.pop("stop_strings", None)
     engine = Decoder(chosen, None, assistant_model, assistant_tokenizer, tokenizer, streamer, on_step, cancel, BY_NAME["seed"].check(seed),
-                     stopping(stop_strings if stop_strings is not None else config.stop_strings, tokenizer), probabilities, assistant)  # fmt: skip
+                     stopping(stop_strings if stop_strings is not None else config.stop_strings, tokenizer), probabilities, assistant,
+                     BY_NAME["logprobs"].check(logprobs), BY_NAME["top_logprobs"].check(top_logprobs))  # fmt: skip
     if config.stop_strings is not None:
         passed["stop_strings"] = None
     model.generate(**passed, custom_generate=engine)
@@ -112,6 +127,8 @@ def decoder(
     cancel: threading.Event | None = None,
     seed: int | None = None,
     probabilities: bool = False,
+    logprobs: bool = True,
+    top_logprobs: int = 0,
     stop_strings: str | Sequence[str] | None = None,
     **options: Any,
 ) -> Decoder:
@@ -121,6 +138,9 @@ def decoder(
     the assistant, tokenizers, streamer and stop strings; the rest goes to `generate()` as ever. Drafting options may be
     given in either place; the call's decide. Where neither has one, transformers' own default applies, as it would there.
     `.result` of the decoder is the last call's `GenerationResult`. Arguments as in `specnb.generate`.
+
+    With `return_dict_in_generate`, scores, logits and cache are what `generate()` returns. The cache is a DynamicCache with all but
+    the last token, ready for the next turn; None where rows were padded or ended at different lengths.
     """
     assistant_model, assistant_tokenizer = unwrapped("assistant_model", assistant_model, assistant_tokenizer)
     if method is not None and not isinstance(method, Method) and method not in METHODS:
@@ -132,7 +152,8 @@ def decoder(
         raise ValueError(f"method {method_name(method)!r} does not use assistant_model=; leave it out.")
     bound = {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
     return Decoder(method, bound, assistant_model, assistant_tokenizer, tokenizer, streamer, on_step, cancel,
-                   BY_NAME["seed"].check(seed), stopping(stop_strings, tokenizer), probabilities)  # fmt: skip
+                   BY_NAME["seed"].check(seed), stopping(stop_strings, tokenizer), probabilities,
+                   logprobs=BY_NAME["logprobs"].check(logprobs), top_logprobs=BY_NAME["top_logprobs"].check(top_logprobs))  # fmt: skip
 
 
 def stopping(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[StopStringCriteria]:

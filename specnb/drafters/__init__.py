@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 class Run:
     """What a method gets to work with: the models, the rows and its options in effect.
 
-    `size` is that of a cache; `given` what `generate()` prepared for the target; `probabilities` has the drafts tell how probable their tokens were.
+    `size` is that of a cache; `given` what `generate()` prepared for the target; `probabilities` has the drafts tell how
+    probable their tokens were, `top_logprobs` so many of the best at each place.
     """
 
     model: PreTrainedModel
@@ -46,6 +47,7 @@ class Run:
     tokenizer: Any = None
     assistant_tokenizer: Any = None
     probabilities: bool = False
+    top_logprobs: int = 0
 
     def target(self, **more: Any) -> LM:
         return follow(self.model, self.rows, self.size, given=self.given, **more)
@@ -58,7 +60,9 @@ class Run:
         """How a drafter with a law of its own picks its tokens."""
         laws = self.sample or self.options["assistant_ensemble_weight"] is not None
         threshold = self.options["assistant_confidence_threshold"]
-        return Drawing(self.sample, laws, threshold, self.probabilities, target.device, target.vocab_size)
+        return Drawing(
+            self.sample, laws, threshold, self.probabilities, target.device, target.vocab_size, self.top_logprobs
+        )
 
 
 def _plain(run: Run) -> tuple[LM, Drafter | None]:

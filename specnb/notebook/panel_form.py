@@ -88,7 +88,9 @@ class Form:
         for part in ("main", "more"):
             key = id(self.pair), part
             if key not in self._controls:
-                own = [o for o in OPTIONS if o.group != "drafting" and (o.name in _MAIN) == (part == "main")]
+                own = [
+                    o for o in OPTIONS if o.group in ("length", "sampling") and (o.name in _MAIN) == (part == "main")
+                ]
                 starts = {"do_sample": False} | self._configured() | {"max_new_tokens": _LENGTH}
                 self._controls[key] = self._observed(Controls(own, starts, max_new_tokens={"always": True}))
         return self._controls[id(self.pair), "main"], self._controls[id(self.pair), "more"]
