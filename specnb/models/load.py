@@ -129,6 +129,11 @@ def _check_devices(device_map: Any) -> None:
     for place in places:
         if place is None or place == "disk" or place in _PLANS:
             continue
+        if str(place) == "meta":
+            raise ValueError(
+                f"device_map={device_map!r} would leave the model without weights: the meta device holds none. Give None or 'cpu', the "
+                f"name of a device that torch sees, or {', '.join(_PLANS)}."
+            )
         try:
             torch.empty(0, device=place)
         except Exception as error:  # of every kind, from torch's lookup to the driver
