@@ -13,9 +13,12 @@ from transformers.generation.streamers import BaseStreamer
 from specnb import adapters, drafters, refusals
 from specnb.engine import Decoder
 from specnb.inputs import check_arguments, check_prompt, encode, in_effect, plainly, unwrapped
+from specnb.listeners import ended
 from specnb.models import Pair
+from specnb.models.mistral import for_stop_strings
 from specnb.options import ASKED_BY, BY_NAME, METHODS, Method, unknown
 from specnb.resolve import OF_ASSISTANTS, OF_SPECNB, asks, method_name, of_config, resolve, settings
+from specnb.text import text_tokenizer
 from specnb.trace import GenerationResult, Step
 
 if TYPE_CHECKING:
@@ -35,6 +38,8 @@ def generate(
     cancel: threading.Event | None = None,
     seed: int | None = None,
     probabilities: bool = False,
+    logprobs: bool = True,
+    top_logprobs: int = 0,
     **options: Any,
 ) -> GenerationResult:
     """Generate with a speculative method; the text is what the target alone would have written.
@@ -56,6 +61,8 @@ def generate(
         seed: seed of this call's random numbers (row i uses seed + i); the global generator is never touched. None draws
             one; `result.seed` tells which.
         probabilities: have the steps record how probable each drafted token was to drafter and target (see `Step`).
+        logprobs: have them record the log-probability of each generated token under the target.
+        top_logprobs: have them record so many (0 to 20) of the best tokens of target and drafter at each place.
         options: options of transformers' `generate()` under their names, drafting options (`num_assistant_tokens`,
             `num_assistant_tokens_schedule`, `assistant_confidence_threshold`, `max_matching_ngram_size`,
             `verification`) among them. One given here decides, then a `generation_config` given here, then the target's
@@ -68,8 +75,27 @@ def generate(
     Raises:
         ValueError: an option with a wrong value or one that cannot apply, a pair that does not fit, a model whose
             cache cannot be rolled back; all before the first token.
-        KeyboardInterrupt: as raised, with the result so far as `.partial_result` (any other exception likewise).
+        KeyboardInterrupt: as raised, with the result so far as `.partial_result` (any other exception likewise). A streamer is
+            told the end in any case.
     """
+    with ended(streamer) as once:
+        return _checked(
+            model, inputs, method, options,
+            Decoder(None, None, assistant_model, assistant_tokenizer, tokenizer, once, on_step, cancel, BY_NAME["seed"].check(seed),
+                    probabilities=probabilities, logprobs=BY_NAME["logprobs"].check(logprobs),
+                    top_logprobs=BY_NAME["top_logprobs"].check(top_logprobs)),
+        )  # fmt: skip
+
+
+def _checked(
+    model: Any, inputs: Any, method: Method | str | None, options: dict[str, Any], engine: Decoder
+) -> GenerationResult:
+    """`generate` with what was bound in `engine`; what can be said of each argument alone is checked here."""
+    tokenizer, assistant_model, assistant_tokenizer = (
+        engine.tokenizer,
+        engine.assistant_model,
+        engine.assistant_tokenizer,
+    )
     if isinstance(model, Pair):
         pair, model = model, model.target
         tokenizer = tokenizer if tokenizer is not None else pair.tokenizer
@@ -78,18 +104,14 @@ def generate(
             assistant_model, assistant_tokenizer = pair.assistant, pair.assistant_tokenizer
     assistant_model, assistant_tokenizer = unwrapped("assistant_model", assistant_model, assistant_tokenizer)
     wrapper, (model, _) = model, unwrapped("model", model)
-    functions = {"streamer": streamer, "on_step": on_step, "cancel": cancel}
+    streamer = engine.streamer and engine.streamer.streamer
+    functions = {"streamer": streamer, "on_step": engine.on_step, "cancel": engine.cancel}
     check_arguments(model, {**options, **functions, "tokenizer": tokenizer, "assistant_tokenizer": assistant_tokenizer})
     checked = {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
-    engine = Decoder(
-        assistant_model=assistant_model,
-        assistant_tokenizer=assistant_tokenizer,
-        tokenizer=tokenizer,
-        streamer=streamer,
-        on_step=on_step,
-        cancel=cancel,
-        seed=BY_NAME["seed"].check(seed),
-        probabilities=probabilities,
+    engine.tokenizer, engine.assistant_model, engine.assistant_tokenizer = (
+        tokenizer,
+        assistant_model,
+        assistant_tokenizer,
     )
     with adapters.own_config(wrapper, model):
         return _generate(model, inputs, method, checked, engine)
@@ -139,6 +161,8 @@ def decoder(
     cancel: threading.Event | None = None,
     seed: int | None = None,
     probabilities: bool = False,
+    logprobs: bool = True,
+    top_logprobs: int = 0,
     stop_strings: str | Sequence[str] | None = None,
     **options: Any,
 ) -> Decoder:
@@ -149,6 +173,9 @@ def decoder(
     given in either place; the call's decide. Where neither has one, the generation configs and the defaults are those
     of `specnb.generate`. `.result` of the decoder is the last call's `GenerationResult`. Arguments as in
     `specnb.generate`.
+
+    With `return_dict_in_generate`, scores, logits and cache are what `generate()` returns. The cache is a DynamicCache
+    with all but the last token, ready for the next turn; None where rows were padded or ended at different lengths.
     """
     assistant_model, assistant_tokenizer = unwrapped("assistant_model", assistant_model, assistant_tokenizer)
     if method is not None and not isinstance(method, Method) and method not in METHODS:
@@ -160,11 +187,14 @@ def decoder(
         raise ValueError(f"method {method_name(method)!r} does not use assistant_model=; leave it out.")
     bound = {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
     return Decoder(method, bound, assistant_model, assistant_tokenizer, tokenizer, streamer, on_step, cancel,
-                   BY_NAME["seed"].check(seed), stopping(stop_strings, tokenizer), probabilities)  # fmt: skip
+                   BY_NAME["seed"].check(seed), stopping(stop_strings, tokenizer), probabilities,
+                   logprobs=BY_NAME["logprobs"].check(logprobs), top_logprobs=BY_NAME["top_logprobs"].check(top_logprobs))  # fmt: skip
 
 
 def stopping(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[StopStringCriteria]:
-    """The stop-string criterion, which transformers cannot build for a callable."""
+    """The stop-string criterion, which transformers cannot build for a callable. Refuses a tokenizer that is none."""
+    if tokenizer is not None:
+        text_tokenizer(tokenizer)
     if stop_strings is None or stop_strings == []:
         return []
     if tokenizer is None:
@@ -172,4 +202,4 @@ def stopping(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[S
     strings = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
     if not all(strings):
         raise ValueError("stop_strings holds an empty text, which every text ends with; leave it out.")
-    return [StopStringCriteria(getattr(tokenizer, "tokenizer", tokenizer), strings)]
+    return [StopStringCriteria(for_stop_strings(tokenizer), strings)]

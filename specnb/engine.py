@@ -20,17 +20,20 @@ from transformers.generation.streamers import BaseStreamer
 
 from specnb import adapters, drafters, refusals
 from specnb.decoding import batch
+from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Row
 from specnb.decoding.feed import Feed, types_at_first
 from specnb.decoding.follow import Given, Size
-from specnb.decoding.lm import model_device
+from specnb.decoding.lm import LM, model_device
 from specnb.decoding.loop import decode
 from specnb.decoding.probabilities import Processors
+from specnb.decoding.record import Record
 from specnb.decoding.schedules import SCHEDULES
 from specnb.decoding.stops import Stops
 from specnb.decoding.trial import trial
 from specnb.decoding.verify import RULES
 from specnb.inputs import check_filled
+from specnb.listeners import Once, ended
 from specnb.options import BY_NAME, Method
 from specnb.resolve import OF_SPECNB, STANDARD, Chosen, of_config, override, resolve, settings, sources_in_effect
 from specnb.text import step_pieces
@@ -48,6 +51,7 @@ _FOR_ITS_LOOP = (
     "cache_position",
 )
 
+_CACHE_FIELD = "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ else "past_key_values"
 _UNCHECKED = ""  # `assistant_for` is the assistant's method (None without one) where model and pair were checked before
 
 
@@ -70,6 +74,8 @@ class Decoder:
     stopping_criteria: Sequence[Any] = ()
     probabilities: bool = False
     assistant_for: str | None = _UNCHECKED
+    logprobs: bool = True
+    top_logprobs: int = 0
     called: dict[str, Any] | None = None  # what the call and its config set, where that is known
     result: GenerationResult | None = None
 
@@ -81,6 +87,22 @@ class Decoder:
                  method: Method | str | None = None, seed: int | None = None, **model_kwargs: Any
                  ) -> Tensor | GenerateDecoderOnlyOutput:  # fmt: skip
         """Decode. `method` and `seed` may be given to `generate()` itself; the rest is what it prepared."""
+        with ended(self.streamer) as streamer:
+            return self._decode(
+                model,
+                input_ids,
+                logits_processor,
+                stopping_criteria,
+                generation_config,
+                method,
+                seed,
+                streamer,
+                model_kwargs,
+            )
+
+    def _decode(self, model: PreTrainedModel, input_ids: Tensor, logits_processor: LogitsProcessorList,
+                stopping_criteria: StoppingCriteriaList, generation_config: GenerationConfig, method: Method | str | None,
+                seed: int | None, streamer: Once | None, model_kwargs: dict[str, Any]) -> Tensor | GenerateDecoderOnlyOutput:  # fmt: skip
         began, self.result = time.perf_counter(), None
         asked = {name: model_kwargs.pop(name) for name in OF_SPECNB & model_kwargs.keys()}
         assistant = self.assistant_for
@@ -99,7 +121,7 @@ class Decoder:
             seed = int.from_bytes(os.urandom(4), "little")
         # What is_assistant brings along ends drafts, and never a text.
         criteria = [criterion for criterion in stopping_criteria if type(criterion) is not ConfidenceCriteria]
-        stops = Stops(StoppingCriteriaList([*criteria, *self.stopping_criteria]), self.cancel)
+        stops = Stops([*criteria, *self.stopping_criteria], self.cancel)
         room = (stops.max_length or generation_config.max_length) - input_ids.shape[1]
         processors = Processors(logits_processor)
         refusals.check_rule(chosen, sample, processors)
@@ -109,8 +131,8 @@ class Decoder:
         schedule = SCHEDULES[chosen.options.get("num_assistant_tokens_schedule", "constant")]
         rows = [
             Row(i, ids, room, torch.Generator(device).manual_seed((seed or 0) + i),
-                processors.for_row(pads[i], fork=len(prompts) > 1), schedule(chosen.options.get("num_assistant_tokens", 0)))
-            for i, ids in enumerate(prompts)
+                processors.for_row(i, len(prompts)), schedule(chosen.options.get("num_assistant_tokens", 0)), shown)
+            for i, (ids, shown) in enumerate(zip(prompts, input_ids.tolist(), strict=True))
         ]  # fmt: skip
         if len(rows) > 1 and self.streamer is not None:
             raise ValueError(
@@ -121,40 +143,55 @@ class Decoder:
         refusals.check_past(past, rows, pads)
         extras = {name: batch.shift(value, pads, input_ids.shape) for name, value in model_kwargs.items()
                   if name not in _FOR_ITS_LOOP and value is not None}  # fmt: skip
-        feed = Feed(extras, batch.planes(model_kwargs.get("position_ids"), prompts, pads), types_at_first(model))
-        given = Given(model_kwargs if len(rows) == 1 and prompts[0] == input_ids[0].tolist() else None, feed, past)
+        feed = Feed(
+            extras,
+            batch.planes(model_kwargs.get("position_ids"), prompts, pads),
+            types_at_first(model),
+            [*map(len, prompts)],
+        )
+        given = Given(input_ids, model_kwargs, feed, past)
         trial(model, rows, given, chosen.name != "plain")
         size = Size(max(map(len, prompts)) + min(room, 512) + 16, generation_config.prefill_chunk_size)
         run = drafters.Run(model, rows, chosen.options, sample, stops.eos, size, given,
-                           self.assistant_model, self.tokenizer, self.assistant_tokenizer, self.probabilities)  # fmt: skip
+                           self.assistant_model, self.tokenizer, self.assistant_tokenizer, self.probabilities, self.top_logprobs)  # fmt: skip
         target, drafter = drafters.assemble(chosen.name, run)
         longest = max(map(len, prompts))
         if target.hard_limit and target.limit is not None and longest > target.limit:
             raise ValueError(
                 f"the prompt has {longest} tokens, but {type(model).__name__} has positions for {target.limit}: shorten the prompt."
             )
+        record = Record(
+            self.logprobs,
+            self.top_logprobs,
+            margins=not sample and model.dtype in (torch.float16, torch.bfloat16),
+            probabilities=self.probabilities,
+            scores=() if generation_config.output_scores else None,
+            logits=() if generation_config.output_logits else None,
+            shown=bool(generation_config.output_scores and generation_config.return_dict_in_generate),
+        )
+        pad = _pad(generation_config)
+        keeps = generation_config.output_scores or generation_config.output_logits
+        together = len(rows) > 1 and bool(processors.foreign or stops.together or keeps)
         steps = decode(
-            target, drafter, rows, stops=stops,
+            target, drafter, rows, stops=stops, together=processors if together else None, pad=pad, record=record,
             rule=RULES[chosen.options.get("verification", "token") if sample else "greedy"],
             ensemble_weight=chosen.options.get("assistant_ensemble_weight"),
-            margins=not sample and model.dtype in (torch.float16, torch.bfloat16), probabilities=self.probabilities,
         )  # fmt: skip
 
         def finish() -> Tensor:
             seconds = time.perf_counter() - began
-            generated = [[token for step in row.steps for token in step.emitted] for row in rows]
-            pad = generation_config.pad_token_id
-            sequences = batch.join(input_ids, generated, 0 if pad is None else pad)
+            sequences = batch.join(input_ids, [row.ids[row.prompt_length :] for row in rows], pad)
             effective = chosen.options | _in_effect(generation_config, room)
             self.result = GenerationResult(
                 chosen.name, [self._row(row) for row in rows], effective,
                 seed if sample else None, seconds, lossy=chosen.options.get("assistant_ensemble_weight") is not None, target_passes=target.passes, sequences=sequences,
+                scores=record.scores, logits=record.logits,
                 option_sources=sources_in_effect(effective, sources, self.called, model.generation_config),
             )  # fmt: skip
             return sequences
 
         try:
-            self._follow(steps, input_ids)
+            self._follow(steps, input_ids, streamer)
         except BaseException as error:  # also KeyboardInterrupt: what was generated is not lost
             for row in rows:
                 row.finish_reason = row.finish_reason or "interrupted"
@@ -162,25 +199,23 @@ class Decoder:
             error.partial_result = self.result  # type: ignore[attr-defined]
             raise
         sequences = finish()
-        if isinstance(past, DynamicCache) and len(rows) == 1:
-            target.hand_back(past, rows[0])
-        return (
-            GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
+        kept = _handed_back(target, past, rows) if isinstance(past, DynamicCache) else None
+        if not generation_config.return_dict_in_generate:
+            return sequences
+        return GenerateDecoderOnlyOutput(
+            sequences=sequences, scores=record.scores, logits=record.logits, **{_CACHE_FIELD: kept}
         )
 
-    def _follow(self, steps: Iterator[Step], input_ids: Tensor) -> None:
+    def _follow(self, steps: Iterator[Step], input_ids: Tensor, streamer: Once | None) -> None:
         """Run the loop, telling whoever listens."""
-        try:
-            if self.streamer is not None:
-                self.streamer.put(input_ids.cpu())
+        with ended(streamer):
+            if streamer is not None:
+                streamer.put(input_ids.cpu())
             for step in steps:
-                if self.streamer is not None:
-                    self.streamer.put(torch.tensor(step.emitted))
+                if streamer is not None:
+                    streamer.put(torch.tensor(step.emitted))
                 if self.on_step is not None:
                     self.on_step(step)
-        finally:
-            if self.streamer is not None:
-                self.streamer.end()
 
     def _method(
         self,
@@ -215,6 +250,24 @@ class Decoder:
         if self.tokenizer is not None:
             result.pieces, result.rejected_pieces = step_pieces(self.tokenizer, row.steps)
         return result
+
+
+def _pad(config: GenerationConfig) -> int:
+    """What fills the rows that end before others, as generate() has it: an end of sequence where there is no pad."""
+    prepared = getattr(config, "_pad_token_tensor", None)
+    return int(config.pad_token_id or 0) if prepared is None else int(prepared)
+
+
+def _handed_back(target: LM, past: DynamicCache, rows: Sequence[Row]) -> Any:
+    """`past` with what plain decoding leaves in it, all tokens but the last; None (and `past` as it was) where that held padding,
+    or where rows did not end together."""
+    if any(len(row.shown) != row.prompt_length for row in rows):
+        return None
+    if len(rows) > 1:
+        held = len(target.store.rows) if isinstance(target, CachedLM) else 0
+        if held < len(rows) or len({len(row.ids) for row in rows}) > 1:
+            return None
+    return target.hand_back(past, rows[0])
 
 
 @cache

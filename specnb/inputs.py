@@ -14,6 +14,7 @@ from specnb import adapters
 from specnb.fields import STATIC_LIKE
 from specnb.models import Pair
 from specnb.options import greedy_at_zero
+from specnb.text import text_tokenizer
 
 
 def unwrapped(name: str, model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
@@ -149,7 +150,7 @@ def encode(model: PreTrainedModel, inputs: Any, passed: dict[str, Any], tokenize
         raise ValueError(f"inputs must be token ids, a text or a list of texts, {_instead(inputs)}")
     if tokenizer is None:
         raise ValueError("a text needs tokenizer= (or a Pair from specnb.load); else give token ids.")
-    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    tokenizer = text_tokenizer(tokenizer)
     rows = [tokenizer(t)["input_ids"] for t in texts]
     if not all(rows):
         raise ValueError("an empty text has no tokens to continue; give some text.")

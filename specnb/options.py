@@ -133,6 +133,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("no_repeat_ngram_size", int, None, "no n-gram of this size occurs twice (0: off)",
            low=0, slider=(0, 8), group="sampling"),
     Option("seed", int, None, "seed of this call's random numbers; None draws one and reports it", low=0, high=2**63 - 1, group="sampling"),
+    Option("logprobs", bool, True, "record each generated token's log-probability under the target (Step.logprobs)", group="trace"),
+    Option("top_logprobs", int, 0, "record so many of the most probable tokens of target and drafter at each place (0: none)",
+           low=0, high=20, slider=(0, 20), group="trace"),
 )
 # fmt: on
 BY_NAME: dict[str, Option] = {option.name: option for option in OPTIONS}

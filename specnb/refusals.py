@@ -32,14 +32,6 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "force_words_ids": ((None,), "constrained search needs beams"),
     "use_cache": ((None, True), "every step relies on the cache"),
     "token_healing": ((None, False), "it rewrites the prompt"),
-    "output_scores": (
-        (None, False),
-        "rejected positions have no place in that output; the steps in .steps tell the story",
-    ),
-    "output_logits": (
-        (None, False),
-        "rejected positions have no place in that output; the steps in .steps tell the story",
-    ),
     "output_attentions": ((None, False), "rejected positions have no place in that output"),
     "output_hidden_states": ((None, False), "rejected positions have no place in that output"),
     "speculation_type": ((None,), "drafters of that type are not built here"),
@@ -200,8 +192,8 @@ def check_past(past: Any, rows: Sequence[Row], pads: Sequence[int]) -> None:
 
 def check_rule(method: Method, sample: bool, processors: Processors) -> None:
     """Raise ValueError where the acceptance rule would call a processor with a state out of order."""
-    if sample and method.options.get("verification") == "block" and processors.stateful:
+    if sample and method.options.get("verification") == "block" and processors.foreign:
         raise ValueError(
-            f"verification='block' looks at all drafted positions before deciding, but {', '.join(processors.stateful)} may "
-            "keep state from call to call; use verification='token'."
+            f"verification='block' looks at all drafted positions before deciding, but {', '.join(processors.foreign)} may "
+            "look at all rows or keep state from call to call; use verification='token'."
         )

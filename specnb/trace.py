@@ -30,14 +30,20 @@ class Step:
 
     `position` is the row's length in tokens (prompt included) before the step; `drafted` the proposed token ids;
     `accepted` how many of them stand in the output; `emitted` the ids that the step added. Seconds are the row's share of the
-    round's drafting and verifying. `margins` holds the gap between the two best target logits per emitted token, in half
-    precision only, where a gap of a few units in the last place is a tie that other block sizes may break differently.
+    round's drafting and verifying. `margins` holds the gap between the target's two best scores (its logits after all logits
+    processors) per emitted token, in half precision only, where a gap of a few units in the last place is a tie that other block
+    sizes may break differently.
     `signal` is the length of the match in prompt lookup, `withheld` the token it would have drafted next; `distances` the total variation between the law that was followed and
     the target's, per position, in a lossy method.
 
     With `probabilities=True` (else both are None, as they are in a step without a draft): `draft_probabilities` has what the
     drafter's law gave each drafted token (None where it has none: a copy, or text encoded again), `target_probabilities` what
     the target's law, after all logits processors, gave those that were judged: up to the first that does not stand.
+
+    `logprobs` has the log-probability of each emitted token under the target: the log-softmax of the target's own logits, before
+    any logits processor, temperature included (vLLM's default); None with `logprobs=False`. With `top_logprobs=n`, `top_logprobs` has for
+    each emitted token the n best `(id, logprob)` of the same law in its place, and `draft_top_logprobs` for each drafted token those
+    of the drafter's own logits (None where it has none).
     """
 
     position: int
@@ -54,6 +60,9 @@ class Step:
     draft_probabilities: tuple[float, ...] | None = None
     target_probabilities: tuple[float, ...] | None = None
     withheld: int | None = None
+    logprobs: tuple[float, ...] | None = None
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    draft_top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
 
     @property
     def origins(self) -> tuple[str, ...]:
@@ -111,6 +120,8 @@ class GenerationResult:
     effect, `option_sources` says where each of them comes from ("call", the "target"'s or the "assistant"'s generation
     config, or "default"), `seed` the seed used (None when greedy), `lossy` whether the method changes the target's
     distribution.
+    With `output_scores` and `output_logits`, `scores` and `logits` are what `generate()` returns under these names: a tuple with
+    one float32 `[rows, vocab]` per token, after and before the logits processors (None in a result read from JSON).
     """
 
     method: str
@@ -121,6 +132,8 @@ class GenerationResult:
     lossy: bool = False
     target_passes: int = 0
     sequences: Any = field(default=None, repr=False, compare=False)
+    scores: Any = field(default=None, repr=False, compare=False)
+    logits: Any = field(default=None, repr=False, compare=False)
     option_sources: Mapping[str, str] = field(default_factory=dict)
 
     # ---- one row
@@ -223,8 +236,9 @@ class GenerationResult:
 
     # ---- other forms
     def to_json(self, **dumps: Any) -> str:
-        """The result as JSON (without `sequences`); `from_json` reads it back."""
-        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("sequences", "rows")}
+        """The result as JSON (without `sequences`, `scores` and `logits`); `from_json` reads it back."""
+        left_out = ("sequences", "scores", "logits", "rows")
+        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
         data["rows"] = [dataclasses.asdict(row) for row in self.rows]
         return json.dumps({"format": "specnb.GenerationResult/1", **data}, default=str, **dumps)
 

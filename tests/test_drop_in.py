@@ -246,8 +246,6 @@ REFUSED: dict[str, Any] = {
     "force_words_ids": [[5]],
     "use_cache": False,
     "token_healing": True,
-    "output_scores": True,
-    "output_logits": True,
     "output_attentions": True,
     "output_hidden_states": True,
 }
@@ -261,7 +259,7 @@ def test_options_that_cannot_be_exact_are_refused_by_name(name: str, way: str) -
 
 
 @pytest.mark.parametrize(
-    "name", ["num_beams", "guidance_scale", "use_cache", "output_scores", "output_logits", "output_hidden_states"]
+    "name", ["num_beams", "guidance_scale", "use_cache", "output_attentions", "output_hidden_states"]
 )
 def test_the_decoder_refuses_them_too(name: str) -> None:
     with no_forward(T, D), pytest.raises(ValueError, match=name):

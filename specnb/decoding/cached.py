@@ -151,6 +151,7 @@ def own_masks(model: PreTrainedModel, feed: Feed) -> str | None:
     windows = {layer.window for layer in RowStore(model.config, [0], 0).row_layers} - {None}
     own = config.model_type in _OWN_MASKS or getattr(config, "attention_chunk_size", None) or len(windows) > 1
     placed = "position_ids" in forward_parameters(type(model))
-    if own or not placed or any(name in feed.extras for name in PER_TOKEN):
+    typed = "token_type_ids" in feed.extras or (feed.once and any(name in feed.extras for name in PER_TOKEN))
+    if own or not placed or typed:
         return "its layers build their own masks or positions from a 2-D mask"
     return None

@@ -31,12 +31,14 @@ class Feed:
     """What `generate()` prepared for rows, beside ids, mask and cache.
 
     `extras` are the model's further arguments: images, token types. `planes` are position ids `[..., rows, length]` where
-    they are not 0, 1, 2, ...; a row continues each plane one by one.
+    they are not 0, 1, 2, ...; a row continues each plane one by one. `once`: token types are for the first pass only;
+    `lengths` are those of the prompts.
     """
 
     extras: Mapping[str, Any] = field(default_factory=dict)
     planes: Tensor | None = None
     once: bool = False
+    lengths: Sequence[int] = ()
 
     def positions(self, slots: Tensor, rows: Sequence[int]) -> Tensor:
         """The position ids of the tokens in `slots` `[rows, width]`."""
@@ -62,20 +64,20 @@ class Feed:
         for name, value in self.extras.items():
             if name in PER_TOKEN and isinstance(value, Tensor):
                 if first or not self.once:
-                    given[name] = _types(name, value, slots, rows)
+                    given[name] = _types(name, value, slots, rows, self.lengths)
             elif first or (not self.once and _FIRST_PASS is not None and name not in _FIRST_PASS):
                 given[name] = value
         return given
 
 
-def _types(name: str, types: Tensor, slots: Tensor, rows: Sequence[int]) -> Tensor:
+def _types(name: str, types: Tensor, slots: Tensor, rows: Sequence[int], lengths: Sequence[int]) -> Tensor:
     """The types of the tokens in `slots`: as given, then the last one's, or 0 (text) for multimodal ones."""
-    types = types.to(slots.device)
-    if types.shape[0] > 1:
-        types = types[list(rows)]
-    new = types[:, -1:] if name == "token_type_ids" else torch.zeros_like(types[:, -1:])
-    known = types.expand(slots.shape[0], -1).gather(1, slots.clamp(max=types.shape[1] - 1))
-    return torch.where(slots < types.shape[1], known, new)
+    rows = rows if len(lengths) > 1 else [0]
+    types = types.to(slots.device).expand(len(lengths), -1)[list(rows)]
+    ends = torch.tensor([[lengths[row]] for row in rows], device=slots.device)
+    new = types.gather(1, ends - 1) if name == "token_type_ids" else torch.zeros_like(types[:, -1:])
+    known = types.gather(1, slots.clamp(max=types.shape[1] - 1))
+    return torch.where(slots < ends, known, new)
 
 
 def own_preparation(model: PreTrainedModel) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.decoding.batch import planes
@@ -30,15 +31,20 @@ from specnb.decoding.store import other_layers
 
 @dataclass(frozen=True)
 class Given:
-    """What `generate()` prepared for the target beside its token ids.
+    """What `generate()` prepared for the target.
 
-    `arguments` are as they came, if the rows are as they came, too (one row without padding); `feed` is aligned with the rows;
-    `past` the cache to use, empty or holding the beginning of the only row.
+    `prompts` `[rows, length]` and `arguments` are as they came; `feed` has what is in the arguments aligned with the rows, without
+    padding; `past` is the cache to use, empty or holding the beginning of the only row.
     """
 
-    arguments: Mapping[str, Any] | None = None
+    prompts: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.long))
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     feed: Feed = field(default_factory=Feed)
     past: Any = None
+
+    def as_prepared(self, row: Row) -> Mapping[str, Any] | None:
+        """The arguments, where `row` is the only one and came without padding."""
+        return self.arguments if self.prompts.tolist() == [row.ids[: row.prompt_length]] else None
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ def follow(
     more: dict[str, Any] = {"foreign_ids": foreign_ids, "hidden_states": hidden_states}
     if not keeps_to_standard(model, feed):
         if len(rows) == 1:
-            arguments = given.arguments if given else None
+            arguments = given.as_prepared(rows[0]) if given else None
             extras = feed.with_positions()
             return PreparedLM(model, rows, arguments=arguments, extras=extras, past=past, rolls_back=rolls_back, **more)
         feeds = {row.index: of_row(model, feed, r, row).with_positions() for r, row in enumerate(rows)}
@@ -120,7 +126,8 @@ def _own_feed(model: PreTrainedModel, rows: Sequence[Row]) -> Feed:
     prepared = [arguments_of(model, row.ids)["position_ids"] for row in rows]
     width = max(one.shape[-1] for one in prepared)
     table = torch.cat([torch.nn.functional.pad(one, (0, width - one.shape[-1])) for one in prepared], -2)
-    return Feed(planes=planes(table, [row.ids for row in rows], [0] * len(rows)))
+    lengths = [len(row.ids) for row in rows]
+    return Feed(planes=planes(table, [row.ids for row in rows], [0] * len(rows)), lengths=lengths)
 
 
 def of_row(model: PreTrainedModel, feed: Feed, r: int, row: Row) -> Feed:
@@ -134,4 +141,4 @@ def of_row(model: PreTrainedModel, feed: Feed, r: int, row: Row) -> Feed:
             )
         extras[name] = value[min(r, len(value) - 1) :][:1, :n]
     own = None if feed.planes is None else feed.planes[..., min(r, feed.planes.shape[-2] - 1), None, :n]
-    return Feed(extras, own, types_at_first(model))
+    return Feed(extras, own, types_at_first(model), [n])

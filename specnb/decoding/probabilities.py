@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,94 +15,82 @@ from transformers.generation import logits_process
 if TYPE_CHECKING:
     from specnb.decoding.contracts import Draft, Row
 
+
+def _named(*names: str) -> set[type]:
+    return {getattr(logits_process, name) for name in names if hasattr(logits_process, name)}
+
+
 # Look at nothing but their own row of scores, so a whole block may be given at once.
-_POINTWISE = {
-    getattr(logits_process, name, None)
-    for name in ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "TopHLogitsWarper", "MinPLogitsWarper",
-                 "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper", "LogitNormalization",
-                 "InfNanRemoveLogitsProcessor", "SuppressTokensLogitsProcessor")
-}  # fmt: skip
-# transformers' own that remember earlier calls, or call code of the user's.
-_STATEFUL = {
-    getattr(logits_process, name, None)
-    for name in ("SynthIDTextWatermarkLogitsProcessor", "PrefixConstrainedLogitsProcessor",
-                 "UnbatchedClassifierFreeGuidanceLogitsProcessor")
-}  # fmt: skip
-_OF_ALL_ROWS = {
-    getattr(logits_process, name, None)
-    for name in ("EncoderRepetitionPenaltyLogitsProcessor", "EncoderNoRepeatNGramLogitsProcessor")
-}
-# Count from the padded prompt's end; a row has no padding.
-_LENGTHS = ("prompt_length_to_skip", "regulation_start", "begin_index", "max_length", "min_length",
-            "prompt_ignore_length")  # fmt: skip
+_POINTWISE = _named("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "TopHLogitsWarper", "MinPLogitsWarper",
+                    "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper", "LogitNormalization",
+                    "InfNanRemoveLogitsProcessor", "SuppressTokensLogitsProcessor")  # fmt: skip
+# Look at one row's text and scores and keep nothing, so they may be called for a row alone, in any order.
+_ROWWISE = _POINTWISE | _named(
+    "MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor", "RepetitionPenaltyLogitsProcessor",
+    "NoRepeatNGramLogitsProcessor", "SequenceBiasLogitsProcessor", "NoBadWordsLogitsProcessor",
+    "ForcedBOSTokenLogitsProcessor", "ForcedEOSTokenLogitsProcessor", "ExponentialDecayLengthPenalty",
+    "SuppressTokensAtBeginLogitsProcessor", "WatermarkLogitsProcessor", "EncoderRepetitionPenaltyLogitsProcessor",
+    "EncoderNoRepeatNGramLogitsProcessor")  # fmt: skip
+_PER_ROW = ("prompt_ignore_length", "encoder_input_ids", "generated_ngrams")  # what some of those hold for all rows
 
 
 class Processors:
-    """The logits processors of one row.
+    """Logits processors, called as generate() would call them.
 
-    `pointwise`: all look at their own scores only. `stateful`: the names of those that may remember earlier calls (the
-    user's own, some of transformers'); they are called once per token, in order, like in plain decoding.
+    `pointwise`: all look at their own scores only. `foreign`: the names of those that may look at other rows or remember
+    earlier calls (the user's own, some of transformers'); they are called once per token, in order, for all rows together.
     """
 
-    def __init__(self, processors: Sequence[object] = ()) -> None:
-        self.list = LogitsProcessorList(processors)
+    def __init__(self, processors: Sequence[Any] = ()) -> None:
+        self.list = list(processors)
         self.pointwise = all(type(p) in _POINTWISE for p in processors)
-        self.stateful = [type(p).__name__ for p in processors if not _pure(p)]
+        self.foreign = [type(p).__name__ for p in processors if type(p) not in _ROWWISE]
 
     def __call__(self, prefix: Tensor | None, scores: Tensor) -> Tensor:
-        """Processed scores `[n, vocab]` float32; `prefix` is `[1, length]`, or None if `pointwise`."""
-        scores = scores.float()
+        """Processed scores `[n, vocab]` float32; `prefix` is `[n, length]`, or None if `pointwise`.
+
+        Raises ValueError naming a processor that returns something else than scores of that shape.
+        """
+        scores = scores.to(torch.float32, copy=bool(self.foreign))  # one of the user's may write into them
         if not self.list:
             return scores
         device = scores.device
         at = torch.empty(1, 0, dtype=torch.long, device=device) if prefix is None else prefix.to(device)
-        out: Tensor = self.list(at, scores)
-        return out
-
-    def for_row(self, padding: int, fork: bool) -> Processors:
-        """These processors for one row of a left-padded batch: lengths count from its own start, states are its own.
-
-        Raises ValueError naming a processor that cannot be copied, or that holds all rows' prompts.
-        """
-        row = []
         for processor in self.list:
-            lengths = [name for name in _LENGTHS if isinstance(getattr(processor, name, None), int)]
-            if fork and type(processor) in _OF_ALL_ROWS:
+            if type(processor) in _ROWWISE:
+                scores = processor(at, scores)
+                continue
+            shape, scores = scores.shape, LogitsProcessorList([processor])(at, scores)  # which sees to its arguments
+            if not isinstance(scores, Tensor) or scores.shape != shape:
+                found = list(scores.shape) if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
                 raise ValueError(
-                    f"{type(processor).__name__} works on one prompt at a time; generate the prompts one by one."
+                    f"the logits processor {type(processor).__name__} was given scores {list(shape)} and returned {found}; "
+                    "it must return scores of the same shape."
                 )
-            if isinstance(
-                getattr(processor, "prompt_ignore_length", None), Tensor
-            ):  # the number of pads: a row has none
-                processor = copy.copy(processor)
-                processor.prompt_ignore_length = None
-            elif padding and lengths and _ours(processor):
-                processor = copy.copy(processor)
-                for name in lengths:
-                    setattr(processor, name, max(0, getattr(processor, name) - padding))
-            elif fork and not _pure(processor):
-                try:
-                    processor = copy.deepcopy(processor)
-                except Exception as error:
-                    raise ValueError(
-                        f"{type(processor).__name__} may keep state and cannot be copied for each row ({error}); generate the "
-                        "prompts one by one."
-                    ) from error
-            row.append(processor)
-        return Processors(row)
+        return scores
+
+    def for_row(self, row: int, rows: int) -> Processors:
+        """These processors for one of several rows: what transformers' own hold for all of them is cut to that row's."""
+        return self if rows == 1 else Processors([_of_row(p, row, rows) for p in self.list])
 
     @cached_property
     def for_draft(self) -> Processors:
         """Those a drafter may call too: out of order and again after a rejection. The law it draws from is its own affair."""
-        return Processors([p for p in self.list if _pure(p)])
+        return Processors([p for p in self.list if type(p) in _ROWWISE])
 
 
-def _ours(processor: object) -> bool:
-    return bool(type(processor).__module__ == logits_process.__name__)
-
-
-def _pure(processor: object) -> bool:
-    return _ours(processor) and type(processor) not in _STATEFUL
+def _of_row(processor: Any, row: int, rows: int) -> Any:
+    if type(processor) not in _ROWWISE:
+        return processor
+    held = {name: value for name in _PER_ROW if isinstance(value := getattr(processor, name, None), (Tensor, list))}
+    if held:
+        processor = copy.copy(processor)
+        for name, value in held.items():  # as many as prompts: fewer than rows where one prompt has several
+            at = row * len(value) // rows
+            setattr(processor, name, value[at : at + 1])
+        if hasattr(processor, "batch_size"):
+            processor.batch_size = 1
+    return processor
 
 
 class Law:
@@ -121,6 +109,10 @@ class Law:
         self._block: Tensor | None = None
         self._asked: dict[int, Tensor] = {}
         self._choices: list[int] | None = None
+
+    def give(self, i: int, scores: Tensor) -> None:
+        """The processed logits `[vocab]` of position i, where all rows' were processed together."""
+        self._asked[i] = scores
 
     def scores(self, i: int) -> Tensor:
         """The target's processed logits `[vocab]`, float32."""
@@ -159,10 +151,13 @@ class Law:
         """What the target's processed law gives drafted token i; for a position that was asked for before."""
         return float(self.scores(i).softmax(-1)[self.draft.tokens[i]])
 
-    def margins(self, n: int) -> tuple[float, ...]:
-        """Gaps between the two best logits of the first n positions: near 0, other block sizes may round the other way in half precision."""
-        best = self.logits[:n].float().topk(2).values
-        return tuple((best[:, 0] - best[:, 1]).tolist())
+    def margins(self, n: int) -> Tensor:
+        """Gaps `[n]` between the two best processed logits of the first n positions; for positions that were asked for before."""
+        decided = (
+            self._pointwise()[:n] if self.row.processors.pointwise else torch.stack([self._asked[i] for i in range(n)])
+        )
+        best = decided.topk(2).values
+        return best[:, 0] - best[:, 1]
 
     def _pointwise(self) -> Tensor:
         if self._block is None:

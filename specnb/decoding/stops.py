@@ -1,13 +1,14 @@
-"""When a row ends. Asked after every single token, so that nothing beyond a stop is emitted."""
+"""When rows end. Asked after every single token, so that nothing beyond a stop is emitted."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from transformers import StoppingCriteriaList
+from torch import Tensor
 from transformers.generation.stopping_criteria import (
     EosTokenCriteria,
     MaxLengthCriteria,
@@ -15,16 +16,18 @@ from transformers.generation.stopping_criteria import (
     StopStringCriteria,
 )
 
-from specnb.decoding.contracts import Row
+from specnb.decoding.contracts import Row, seen
 
 
 class Stops:
     """The stopping criteria that `generate()` prepared, sorted into what is cheap to ask and what is not.
 
-    `max_length` is the most tokens of a (padded) row; the rest is answered by `reason`.
+    `max_length` is the most tokens of a (padded) row; the rest is answered by `end`. `pads`: a row that has ended goes on with
+    padding while others do, as in generate() with an end of sequence; else it goes on writing. `together`: some criterion must
+    see all rows at once, or rows write beyond their end, so that all have to grow in step.
     """
 
-    def __init__(self, criteria: StoppingCriteriaList, cancel: threading.Event | None = None) -> None:
+    def __init__(self, criteria: Sequence[Any], cancel: threading.Event | None = None) -> None:
         self.cancel = cancel
         self.eos: set[int] = set()
         self.max_length: int | None = None
@@ -40,25 +43,67 @@ class Stops:
                 self.deadline = min(deadline, self.deadline or deadline)
             else:
                 self.other.append(criterion)
+        self.pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+        self.together = any(type(c) is not StopStringCriteria or not self.pads for c in self.other)
 
-    def reason(self, row: Row) -> str | None:
-        """Why the row ends with its last token (one of `trace.FINISH_REASONS`), or None."""
-        if row.ids[-1] in self.eos:
-            return "eos"
+    def end(self, rows: Sequence[Row], scores: tuple[Tensor, ...] | None = None) -> bool:
+        """Set the `finish_reason` of rows that end with their last token; whether there are any.
+
+        `rows` have grown by one token each. `scores` is what generate() would give the criteria.
+        """
+        reasons = self._reasons(rows, scores) if self.other else None
+        late = self.deadline is not None and time.time() > self.deadline
+        ended = False
+        for i, row in enumerate(rows):
+            if row.finish_reason is not None:
+                continue
+            if row.ids[-1] in self.eos:
+                row.finish_reason = "eos"
+            elif reasons and reasons[i]:
+                row.finish_reason = reasons[i]
+            elif row.room <= 0:
+                row.finish_reason = "length"
+            elif late:
+                row.finish_reason = "max_time"
+            else:
+                continue
+            ended = True
+        return ended
+
+    def _reasons(self, rows: Sequence[Row], scores: tuple[Tensor, ...] | None) -> list[str | None]:
+        """What the other criteria say of each row. All are asked, once per token, as in generate()."""
+        reasons: list[str | None] = [None] * len(rows)
         for criterion in self.other:
-            done = criterion(row.prefix(), None)
-            if bool(done.all() if isinstance(done, torch.Tensor) else done):
-                return "stop_string" if isinstance(criterion, StopStringCriteria) else "stopping_criteria"
-        if row.room <= 0:
-            return "length"
-        if self.deadline is not None and time.time() > self.deadline:
-            return "max_time"
-        return None
+            ids = seen(rows)
+            name = "stop_string" if isinstance(criterion, StopStringCriteria) else "stopping_criteria"
+            for i, done in enumerate(_answers(criterion, criterion(ids, scores), ids)):
+                reasons[i] = reasons[i] or (name if done else None)
+        return reasons
 
-    def before_step(self, rows: Sequence[Row], limit: int | None) -> None:
-        """End rows that may not take another step: cancelled, or at the end of the model's positions."""
-        for row in rows:
+    def before_step(self, rows: Sequence[Row], limit: int | None, together: bool = False) -> None:
+        """End rows that may not take another step: cancelled, or at the end of the model's positions (`together`: of any)."""
+        over = [limit is not None and len(row.ids) > limit for row in rows]
+        for row, beyond in zip(rows, over, strict=True):
+            if row.finish_reason is not None:
+                continue
             if self.cancel is not None and self.cancel.is_set():
                 row.finish_reason = "cancelled"
-            elif limit is not None and len(row.ids) > limit:
+            elif beyond or (together and any(over)):
                 row.finish_reason = "context"
+
+
+def _answers(criterion: Any, answer: Any, ids: Tensor) -> list[bool]:
+    """Whether each row is done: a criterion says it for all rows at once, or for each."""
+    n = len(ids)
+    try:
+        done = torch.zeros(n, dtype=torch.bool, device=ids.device) | answer
+    except (TypeError, RuntimeError):
+        done = None
+    if done is None or done.numel() != n:
+        found = f"a tensor {list(answer.shape)}" if isinstance(answer, Tensor) else f"{answer!r}"
+        raise ValueError(
+            f"the stopping criterion {type(criterion).__name__} returned {found}; it must return True or False, or a "
+            f"tensor of them [{n}], one for each row."
+        )
+    said: list[bool] = done.flatten().bool().tolist()
+    return said

@@ -6,8 +6,9 @@ them. Where the logits differ the model is refused by name.
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -18,10 +19,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specnb.decoding.contracts import Row, Unsupported
+from specnb.decoding.feed import PER_TOKEN
 from specnb.decoding.follow import Given, Size, check_rollback, follow, of_row
-from specnb.decoding.prepared import PreparedLM
+from specnb.decoding.lm import LM, model_device
+from specnb.decoding.prepared import arguments_of
 
-TOKENS = 3  # in the block
+TOKENS = 4  # in the block: the first is certain, the others drafted
 _LONGEST = 48  # tokens of a prompt that is only text
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _HALF = 5e-2
@@ -34,7 +37,7 @@ def trial(model: PreTrainedModel, rows: Sequence[Row], given: Given, rolls_back:
     """Raise Unsupported unless blocks of `model` give what its tokens give one by one; once per model and kind of input.
 
     Args:
-        rows: the prompts; at most two of them are tried.
+        rows: the prompts; two of them are tried, or all where what came with them cannot be told apart.
         given: what `generate()` prepared for them.
         rolls_back: whether drafts will be rejected; without, tokens are tried one by one.
     """
@@ -48,19 +51,37 @@ def trial(model: PreTrainedModel, rows: Sequence[Row], given: Given, rolls_back:
     state = image, rolls_back, len(rows) > 1, tuple(type(module) for module in model.modules())
     if state in _TRIED.setdefault(model, set()):
         return
-    for r, row in list(enumerate(rows))[:2]:
-        feed = given.feed if len(rows) == 1 else of_row(model, given.feed, r, row)
-        ids = row.ids if image or feed.planes is not None else row.ids[:_LONGEST]
-        difference, reason = _difference(model, ids, Given(feed=feed), rolls_back)
-        if reason or not difference <= _TOLERANCE.get(model.dtype, _HALF):
-            name, what = type(model).__name__, reason or f"logits differ by {difference:.1g} of their size"
-            raise Unsupported(
-                f"{name} gives another result for a block of tokens than for the same tokens one by one ({what}), so drafts cannot "
-                "be verified exactly: use method='plain', or another model."
-                if rolls_back
-                else f"{name} cannot be decoded as transformers decodes it ({what}). Use transformers' own generate() for this."
-            )
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            difference, reason = _difference(model, rows, given, rolls_back), ""
+    except Unsupported:
+        raise
+    except Exception as error:  # of any kind: the model is not known
+        difference, reason = float("inf"), f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    if reason or not difference <= _TOLERANCE.get(model.dtype, _HALF):
+        name, what = type(model).__name__, reason or f"logits differ by {difference:.1g} of their size"
+        raise Unsupported(
+            f"{name} gives another result for a block of tokens than for the same tokens one by one ({what}), so drafts cannot "
+            "be verified exactly: use method='plain', or another model."
+            if rolls_back
+            else f"{name} cannot be decoded as transformers decodes it ({what}). Use transformers' own generate() for this."
+        )
     _TRIED[model].add(state)
+
+
+def check_draft(model: PreTrainedModel, lm: LM, rows: Sequence[Row]) -> None:
+    """Raise Unsupported for a draft model that cannot read the prompts without the images that came with them.
+
+    Args:
+        lm: follows `rows` for the draft model; it processes the prompts here.
+    """
+    try:
+        lm.logits(rows, [[] for _ in rows], [1 for _ in rows])
+    except Exception as error:  # of any kind: the model is not known
+        raise Unsupported(
+            f"the draft model ({type(model).__name__}) cannot read this prompt without its image ({' '.join(str(error).split())[:160]}): "
+            "use a draft model for text, or another method."
+        ) from error
 
 
 def check_activations(model: PreTrainedModel) -> None:
@@ -76,31 +97,54 @@ def check_activations(model: PreTrainedModel) -> None:
             )
 
 
-def _difference(model: PreTrainedModel, ids: list[int], given: Given, rolls_back: bool) -> tuple[float, str]:
-    """The largest difference of logits between block and single tokens, relative to the logits' size; and what was raised."""
-    row = _row(ids)
-    alone = PreparedLM(model, [row], extras=given.feed.with_positions(), rolls_back=False)
-    with torch.random.fork_rng(devices=[]):
-        expected = [alone.logits([row], [[]], [1])[0]]
-        tokens: list[int] = []
-        for _ in range(TOKENS):
-            tokens.append(int(expected[-1][-1].argmax()))
-            expected.append(alone.logits([row], [tokens], [1])[0])
-        try:
-            row = _row(ids)
-            lm = follow(model, [row], Size(len(ids) + 8), given=given, rolls_back=rolls_back)
-            found = [lm.logits([row], [[]], [1])[0]]
-            if rolls_back:
-                wrong = [(token + 1) % lm.vocab_size for token in tokens]
-                lm.logits([row], [[tokens[0], *wrong[1:]]], [TOKENS + 1])
-                found.append(lm.logits([row], [tokens], [TOKENS + 1])[0][1:])
-            else:
-                found += [lm.logits([row], [tokens[: i + 1]], [1])[0] for i in range(TOKENS)]
-        except Unsupported:
-            raise
-        except Exception as error:  # of any kind: the model is not known
-            return float("inf"), f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-    return _distance(torch.cat(expected), torch.cat(found)), ""
+def _difference(model: PreTrainedModel, rows: Sequence[Row], given: Given, rolls_back: bool) -> float:
+    """The largest difference of logits between blocks and single tokens, relative to the logits' size."""
+    if len(rows) == 1 or all(name in PER_TOKEN for name in given.feed.extras):
+        feeds = [given.feed if len(rows) == 1 else of_row(model, given.feed, r, row) for r, row in enumerate(rows)][:2]
+        whole = bool(given.feed.extras) or given.feed.planes is not None
+        ids = [row.ids if whole else row.ids[:_LONGEST] for row in rows[:2]]
+        expected = [
+            _plainly(model, torch.tensor([row]), arguments_of(model, row, **feed.with_positions()))[0]
+            for row, feed in zip(ids, feeds, strict=True)
+        ]
+        given = Given(feed=given.feed)
+    else:  # images, say: the batch as it came
+        ids = [row.ids for row in rows]
+        expected = _plainly(model, given.prompts, given.arguments)
+        given = Given(feed=given.feed)
+    copies = [_row(i, row) for i, row in enumerate(ids)]
+    lm = follow(model, copies, Size(max(map(len, ids)) + 8), given=given, rolls_back=rolls_back)
+    tokens = [logits[:-1].argmax(-1).tolist() for logits in expected]
+    found = [[logits] for logits in lm.logits(copies, [[] for _ in copies], [1 for _ in copies])]
+    if rolls_back:
+        for copied, right in zip(copies, tokens, strict=True):
+            copied.ids.append(right[0])
+        keep = [TOKENS for _ in copies]
+        lm.logits(copies, [[(token + 1) % lm.vocab_size for token in right[1:]] for right in tokens], keep)
+        for one, logits in zip(found, lm.logits(copies, [right[1:] for right in tokens], keep), strict=True):
+            one.append(logits)
+    else:
+        for n in range(TOKENS):
+            for copied, right in zip(copies, tokens, strict=True):
+                copied.ids.append(right[n])
+            for one, logits in zip(found, lm.logits(copies, [[] for _ in copies], [1 for _ in copies]), strict=True):
+                one.append(logits)
+    return max(_distance(right, torch.cat(one)) for right, one in zip(expected, found, strict=True))
+
+
+def _plainly(model: PreTrainedModel, prompts: Tensor, arguments: Mapping[str, Any]) -> list[Tensor]:
+    """Logits `[TOKENS + 1, vocab]` of each row after its prompt and each of its next tokens, as transformers decodes."""
+    ids, arguments = prompts.to(model_device(model)), copy.deepcopy(dict(arguments))
+    every = []
+    for i in range(TOKENS + 1):
+        inputs = model.prepare_inputs_for_generation(
+            ids, next_sequence_length=1 if i else None, is_first_iteration=not i, **arguments
+        )
+        out = model(**inputs, return_dict=True)
+        arguments = model._update_model_kwargs_for_generation(out, arguments, is_encoder_decoder=False)
+        every.append(out.logits[:, -1].clone())
+        ids = torch.cat([ids, every[-1].argmax(-1, keepdim=True).to(ids.device)], -1)
+    return list(torch.stack(every, 1))
 
 
 def _distance(expected: Tensor, found: Tensor) -> float:
@@ -114,11 +158,11 @@ def _distance(expected: Tensor, found: Tensor) -> float:
     return float((expected - found)[finite].abs().max() / expected[finite].abs().max().clamp(min=1e-6))
 
 
-def _row(ids: Sequence[int]) -> Row:
+def _row(index: int, ids: Sequence[int]) -> Row:
     from specnb.decoding.probabilities import Processors
     from specnb.decoding.schedules import Constant
 
-    return Row(0, list(ids), TOKENS, torch.Generator(), Processors(), Constant(0))
+    return Row(index, list(ids), TOKENS, torch.Generator(), Processors(), Constant(0))
 
 
 # ---- what needs no trial

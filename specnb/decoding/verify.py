@@ -20,7 +20,12 @@ def acceptance(p: Tensor, q: Tensor | None, x: int) -> Tensor:
 
     Leviathan et al. 2211.17192, algorithm 1; Chen et al. 2302.01318.
     """
-    return p[x] if q is None else (p[x] / q[x]).clamp(max=1)
+    return p[x] if q is None else _ratio(p[x], q[x])
+
+
+def _ratio(p: Tensor, q: Tensor) -> Tensor:
+    """min(1, p / q); 0 where p = 0, so that 0 / 0 accepts nothing the target never writes."""
+    return torch.where(p > 0, (p / q).clamp(max=1), torch.zeros_like(p))
 
 
 def residual(p: Tensor, q: Tensor | None, x: int) -> Tensor:
@@ -47,7 +52,7 @@ def block_lengths(p: Sequence[Tensor], q: Sequence[Tensor | None], drafted: Sequ
     w, h = [p[0].new_ones(())], [p[0].new_ones(())]
     for i, x in enumerate(drafted):
         law = q[i]
-        w.append(torch.minimum(w[-1] * (p[i][x] if law is None else p[i][x] / law[x]), w[0]))
+        w.append(w[-1] * p[i][x] if law is None else _ratio(w[-1] * p[i][x], law[x]))
     for i in range(1, k):
         surplus = _surplus(w[i], p[i], q[i], drafted[i]).sum()
         rest = surplus + 1 - w[i]

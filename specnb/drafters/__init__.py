@@ -12,6 +12,7 @@ from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Drafter, Row
 from specnb.decoding.follow import Given, Size, follow
 from specnb.decoding.lm import LM, model_device
+from specnb.decoding.trial import check_draft
 from specnb.drafters.draft_model import DraftModel
 from specnb.drafters.early_exit import early_exit
 from specnb.drafters.gemma4_assistant import Gemma4Assistant
@@ -21,8 +22,9 @@ from specnb.drafters.prompt_lookup import PromptLookup
 from specnb.drafters.universal import Universal, readings_of
 from specnb.models.gemma4 import is_gemma4_assistant
 from specnb.models.mtp import load_mtp, num_mtp_layers
-from specnb.models.pair import check_pair, text_tokenizer
+from specnb.models.pair import check_pair
 from specnb.options import Method
+from specnb.text import text_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 class Run:
     """What a method gets to work with: the models, the rows and its options in effect.
 
-    `size` is that of a cache; `given` what `generate()` prepared for the target; `probabilities` has the drafts tell how probable their tokens were.
+    `size` is that of a cache; `given` what `generate()` prepared for the target; `probabilities` has the drafts tell how
+    probable their tokens were, `top_logprobs` so many of the best at each place.
     """
 
     model: PreTrainedModel
@@ -46,6 +49,7 @@ class Run:
     tokenizer: Any = None
     assistant_tokenizer: Any = None
     probabilities: bool = False
+    top_logprobs: int = 0
 
     def target(self, **more: Any) -> LM:
         return follow(self.model, self.rows, self.size, given=self.given, **more)
@@ -58,7 +62,9 @@ class Run:
         """How a drafter with a law of its own picks its tokens."""
         laws = self.sample or self.options["assistant_ensemble_weight"] is not None
         threshold = self.options["assistant_confidence_threshold"]
-        return Drawing(self.sample, laws, threshold, self.probabilities, target.device, target.vocab_size)
+        return Drawing(
+            self.sample, laws, threshold, self.probabilities, target.device, target.vocab_size, self.top_logprobs
+        )
 
 
 def _plain(run: Run) -> tuple[LM, Drafter | None]:
@@ -70,8 +76,10 @@ def _prompt_lookup(run: Run) -> tuple[LM, Drafter]:
 
 
 def _draft_model(run: Run) -> tuple[LM, Drafter]:
-    target = run.target()
-    return target, DraftModel(run.assistant(foreign_ids=True), run.drawing(target))
+    target, lm = run.target(), run.assistant(foreign_ids=True)
+    if run.given.feed.extras and run.assistant_model is not None:
+        check_draft(run.assistant_model, lm, run.rows)
+    return target, DraftModel(lm, run.drawing(target))
 
 
 def _early_exit(run: Run) -> tuple[LM, Drafter]:

@@ -17,7 +17,7 @@ class Drawing:
 
     `sample`: draw from the processed law instead of taking the most probable token; `laws`: report the laws; `threshold`: a draft ends
     after a token that had less probability than this; `probabilities`: report each token's; laws and random numbers live on
-    `device`, laws have the target's `vocab_size`.
+    `device`, laws have the target's `vocab_size`; `top_logprobs`: report so many of the best tokens of the drafter's own logits.
     """
 
     sample: bool
@@ -26,6 +26,7 @@ class Drawing:
     probabilities: bool
     device: torch.device
     vocab_size: int
+    top_logprobs: int = 0
 
 
 @dataclass
@@ -38,6 +39,7 @@ class Growing:
     tokens: list[int] = field(default_factory=list)
     laws: list[Tensor] = field(default_factory=list)
     probabilities: list[float] = field(default_factory=list)
+    tops: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     doubted: bool = False
 
     def __post_init__(self) -> None:
@@ -63,6 +65,9 @@ class Growing:
             self.laws.append(law)
         token = draw(self.laws[-1], self.row.generator) if how.sample else int(scores.argmax())
         self.tokens.append(token)
+        if how.top_logprobs:
+            values, ids = logits[0].float().log_softmax(-1).topk(min(how.top_logprobs, how.vocab_size))
+            self.tops.append((values, ids))
         if how.probabilities or (how.threshold and len(self.tokens) < self.most):  # a draft that is full ends anyway
             chance = (self.laws[-1] if how.laws else scores.softmax(-1))[token]
             self.doubted = bool(chance < how.threshold)
@@ -70,6 +75,8 @@ class Growing:
                 self.probabilities.append(float(chance))
 
     def draft(self) -> Draft:
-        return Draft(
-            self.tokens, torch.stack(self.laws) if self.laws else None, probabilities=self.probabilities or None
-        )
+        laws = torch.stack(self.laws) if self.laws else None
+        tops = None
+        if self.tops:
+            tops = torch.stack([values for values, _ in self.tops]), torch.stack([ids for _, ids in self.tops])
+        return Draft(self.tokens, laws, probabilities=self.probabilities or None, tops=tops)

@@ -15,6 +15,7 @@ from specnb.notebook.panel_pages import Fold
 from specnb.notebook.session import Session
 from specnb.options import METHODS, OPTIONS, options_of
 from specnb.resolve import OF_DRAFTS, of_config
+from specnb.text import has_chat_template
 
 _PROMPT = "Write the numbers from one to ten, one per line, twice."
 _LENGTH = 128  # tokens, where nothing else is said
@@ -89,7 +90,9 @@ class Form:
         for part in ("main", "more"):
             key = id(self.pair), part
             if key not in self._controls:
-                own = [o for o in OPTIONS if o.group != "drafting" and (o.name in _MAIN) == (part == "main")]
+                own = [
+                    o for o in OPTIONS if o.group in ("length", "sampling") and (o.name in _MAIN) == (part == "main")
+                ]
                 starts = {"do_sample": False} | self._configured() | {"max_new_tokens": _LENGTH}
                 self._controls[key] = self._observed(Controls(own, starts, max_new_tokens={"always": True}))
         return self._controls[id(self.pair), "main"], self._controls[id(self.pair), "more"]
@@ -168,7 +171,7 @@ class Form:
         )
         self.method.value = wanted if wanted in names else usual or next(iter(names), None)
         self._silent = False
-        template = bool(getattr(pair.tokenizer, "chat_template", None))
+        template = has_chat_template(pair.tokenizer)
         self.chat.disabled, self.chat.value = not template, template
         if names:
             main, more = self.common
