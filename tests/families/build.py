@@ -165,10 +165,12 @@ def _spread(model: PreTrainedModel, seed: int) -> None:
     """Weights of a size at which texts vary, where the family starts with nearly nothing."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for weight in model.parameters():
+        for name, weight in model.named_parameters():
             if not weight.is_floating_point():
                 continue
             finite = bool(torch.isfinite(weight).all())
+            if not weight.any() and ("gate" in name or "alpha" in name):
+                weight.fill_(0.5)  # a gate that is shut: nothing would come through
             if weight.dim() >= 2 and weight.numel() > 1:
                 if not finite or float(weight.float().std()) < 0.1:
                     weight.copy_(torch.randn(weight.shape, generator=generator) * 0.15)

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ ROWS = (
     (33, 7, 7, 12, 33, 7, 50, 12),
     (20, 44, 20, 44, 9, 31),
 )
+PACKAGE = Path(specnb.__file__).parent
 SHORT, LONG = 12, 24  # new tokens: with a draft that has to run, without
 STEADY = {"num_assistant_tokens": 3, "assistant_confidence_threshold": 0.0, "num_assistant_tokens_schedule": "constant"}
 EQUAL, REFUSED, WRONG, CRASH = "equal", "refused", "wrong", "crash"
@@ -49,7 +51,12 @@ class Cell:
 def raised_by_specnb(error: BaseException) -> bool:
     """Whether a line of specnb itself raised it, not something that specnb called."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and "/specnb/" in frames[-1].filename.replace("\\", "/")
+    return bool(frames) and is_specnbs(frames[-1].filename)
+
+
+def is_specnbs(file: str) -> bool:
+    """Whether a file belongs to the package."""
+    return Path(file).is_relative_to(PACKAGE)
 
 
 def refusal(error: BaseException, steps: int) -> bool:
@@ -142,7 +149,7 @@ def _together(model: PreTrainedModel, rows: dict[str, Any], new: int, alone: lis
 def image_cells(model: PreTrainedModel) -> Iterator[tuple[str, Cell]]:
     """The cells for a prompt with an image, and two rows of them where transformers can.
 
-    Raises LookupError where no image could be made.
+    Raises NoImage where no image could be made.
     """
     one, mid = images.image_inputs(model), middle(model)
     short, long = plain(model, one, SHORT), plain(model, one, LONG)

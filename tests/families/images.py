@@ -24,12 +24,16 @@ _START_IDS = ("vision_start_token_id", "image_start_token_id", "boi_token_id", "
 _END_IDS = ("vision_end_token_id", "image_end_token_id", "eoi_token_id", "eoi_token_index")
 
 
+class NoImage(Exception):
+    """No layout of pixels is known that the model takes."""
+
+
 def image_inputs(model: PreTrainedModel, seed: int = 0, more: int = 0) -> dict[str, Any]:
     """What `generate()` needs for a prompt of one row with one image; `more` further text tokens at its end.
 
-    Raises LookupError where no layout is known that the model takes.
+    Raises NoImage where no layout is known that the model takes.
     """
-    reasons = []
+    reasons: dict[str, None] = {}
     for pixels in layouts(model):
         for count in _counts(model, pixels):
             try:
@@ -37,10 +41,10 @@ def image_inputs(model: PreTrainedModel, seed: int = 0, more: int = 0) -> dict[s
                 other = _prompt(model, pixels.make(seed + 1000), count, more)
                 if _reads(model, made, other):
                     return made
-                reasons.append(f"{pixels.name}: the image is not read")
+                reasons["the image is not read"] = None
             except Exception as error:
-                reasons.append(f"{pixels.name} ({count}): {type(error).__name__} {str(error).splitlines()[:1]}")
-    raise LookupError("no image could be made: " + "; ".join(reasons[-4:] or ["no layout fits"])[:400])
+                reasons[f"{pixels.name}: {type(error).__name__} {' '.join(str(error).split())[:100]}"] = None
+    raise NoImage("; ".join(reasons or ["no layout fits"])[:400])
 
 
 def two_rows(model: PreTrainedModel) -> dict[str, Any]:
@@ -81,7 +85,8 @@ def _counts(model: PreTrainedModel, pixels: Pixels) -> Iterator[int]:
 
 def _rows_of(features: Any) -> int:
     """How many token states are in image features of whatever type."""
-    features = getattr(features, "pooler_output", features)
+    pooled = getattr(features, "pooler_output", None)
+    features = pooled if pooled is not None else getattr(features, "last_hidden_state", features)
     if isinstance(features, Tensor):
         return math.prod(features.shape[:-1])
     return sum(_rows_of(one) for one in features if one is not None)

@@ -86,20 +86,25 @@ def _grids(vision: Any, takes: set[str]) -> Iterator[Pixels]:
         yield Pixels(
             f"grid {shape}", lambda seed, shape=shape: {"pixel_values": _random(seed, grid * grid, *shape), **more}
         )
+    tile = (2 * patch, 2 * patch, channels)  # four patches side by side
+    yield Pixels(f"grid {tile}", lambda seed: {"pixel_values": _random(seed, grid * grid, *tile), **more})
 
 
 def _squares(vision: Any, takes: set[str]) -> Iterator[Pixels]:
     """One or several square images, as a batch of images or of rows of images."""
     size, channels = _number(vision, "image_size", "img_size", "resolution", default=32), _channels(vision)
-    more: dict[str, Tensor] = {}
-    if "image_sizes" in takes:
-        more["image_sizes"] = torch.tensor([[size, size]])
-    if "high_res_pixel_values" in takes:
-        more["high_res_pixel_values"] = _random(5, 1, channels, size, size)
-    for shape in ((1, channels, size, size), (1, 1, channels, size, size), (1, 2, channels, size, size)):
-        yield Pixels(
-            f"square {shape}", lambda seed, shape=shape: {"pixel_values": _random(seed, *shape).clamp(-1, 1), **more}
-        )
+    known = {
+        "image_sizes": torch.tensor([[size, size]]),
+        "high_res_pixel_values": _random(5, 1, channels, 2 * size, 2 * size),
+        "pixel_attention_mask": torch.ones(1, 1, size, size, dtype=torch.bool),
+    }
+    given = {name: value for name, value in known.items() if name in takes}
+    for more in ({}, given) if given else ({},):
+        for shape in ((1, channels, size, size), (1, 1, channels, size, size), (1, 2, channels, size, size)):
+            yield Pixels(
+                f"square {shape} {list(more)}",
+                lambda seed, shape=shape, more=more: {"pixel_values": _random(seed, *shape).clamp(-1, 1), **more},
+            )
 
 
 def _positioned(vision: Any) -> Iterator[Pixels]:

@@ -157,13 +157,38 @@ _TEXT: dict[str, dict[str, Any]] = {
     },
 }
 
+_ONE_TILE = {"image_grid_pinpoints": [[32, 32]]}
+_IMAGE_AND_VIDEO = {"image_token_id": 97, "video_token_id": 96}
+
 _VISION: dict[str, dict[str, Any]] = {
+    "AriaConfig": {"projector_patch_to_query_dict": {16: 4}},
+    "ChameleonVQVAEConfig": {"resolution": 32, "base_channels": 32},
+    "DeepseekOcr2TextConfig": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "num_experts_per_tok": 2},
     "Dots3NoteAudioConfig": {"adapter_input_size": 32, "adapter_out_dim": 32},
     "Dots3NoteVisionConfig": {"mlp_layer_types": ["dense"] * 4, "adapter_in_dim": 32, "adapter_out_dim": 32},
     "Gemma3nVisionConfig": {"architecture": "resnet18", "hidden_size": 512},
+    "Gemma4UnifiedVisionConfig": {
+        "mm_embed_dim": 32,
+        "output_proj_dims": 32,
+        "mm_posemb_size": 64,
+        "pooling_kernel_size": 1,
+    },
     "Gemma4VisionConfig": {"num_key_value_heads": 4, "position_embedding_size": 64},
     "Inkling2LoopVisionConfig": {"text_hidden_size": 32},
     "Inkling2VisionConfig": {"text_hidden_size": 32},
+    "Kimi_K25Config": {"projection_hidden_size": 32},
+    "Llama4VisionConfig": {
+        "intermediate_size": 128,
+        "projector_input_dim": 32,
+        "projector_output_dim": 32,
+        "vision_output_dim": 32,
+    },
+    "LlavaNextConfig": _ONE_TILE,
+    "LlavaNextVideoConfig": _ONE_TILE,
+    "LlavaOnevisionConfig": _ONE_TILE,
+    "MiniCPMOcrConfig": _IMAGE_AND_VIDEO,
+    "MiniCPMV4_6Config": _IMAGE_AND_VIDEO,
+    "MiniCPMV4_7Config": _IMAGE_AND_VIDEO,
     "MllamaTextConfig": {"cross_attention_layers": [1, 3]},
     "MllamaVisionConfig": {
         "max_num_tiles": 2,
@@ -191,8 +216,15 @@ _VISION: dict[str, dict[str, Any]] = {
 
 BY_CLASS: dict[str, dict[str, Any]] = _FOUR_ENCODER_LAYERS | _WINDOWED_VISION | _ROTARY_PLANES | _TEXT | _VISION
 
+
+def _letters(number: int) -> str:
+    """A code as Chameleon writes it: A for 0, B for 1, ..."""
+    return "".join(chr(ord("A") + int(digit)) for digit in str(number))
+
+
 BY_FAMILY: dict[str, dict[str, Any]] = {
-    "chameleon": {"vocabulary_map": {"<image>": 97, **{f"IMGIMGBS{chr(65 + i)}Z": 60 + i for i in range(16)}}},
+    "chameleon": {"vocabulary_map": {"<image>": 97, **{f"IMGIMG{_letters(i)}Z": 60 + i for i in range(16)}}},
+    "gemma4_unified": {"vision_config": {"model_type": "gemma4_unified_vision"}},
     "gemma4": {"vision_config": {"model_type": "gemma4_vision"}, "vision_soft_tokens_per_image": 4},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 90, "vision_end_token_id": 89},
     "qwen3_omni_moe_thinker": {"vision_start_token_id": 90, "vision_end_token_id": 89},

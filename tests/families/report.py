@@ -40,7 +40,7 @@ def is_bad(found: Found) -> bool:
     return bool({WRONG, CRASH} & set(verdicts(found).values()))
 
 
-def is_right(found: Found) -> bool:
+def isright_types(found: Found) -> bool:
     """Whether something ran and nothing is wrong: what is not equal is refused by name."""
     return EQUAL in verdicts(found).values() and not is_bad(found)
 
@@ -118,14 +118,14 @@ def tested(folder: Path) -> dict[str, Any]:
     runs = {kind: list(read(folder / f"families-{kind}.jsonl").values()) for kind in ("causal", "image-text", "images")}
     return {
         "transformers": transformers.__version__,
-        "text": _right([*runs["causal"], *runs["image-text"]]),
-        "image": _right(runs["images"]),
+        "text": right_types([*runs["causal"], *runs["image-text"]]),
+        "image": right_types(runs["images"]),
     }
 
 
-def _right(results: list[Found]) -> list[str]:
+def right_types(results: list[Found]) -> list[str]:
     ran = [found for found in results if "cells" in found]
-    wrong = {found["model_type"] for found in ran if not is_right(found)}
+    wrong = {found["model_type"] for found in ran if not isright_types(found)}
     return sorted({found["model_type"] for found in ran} - wrong)
 
 

@@ -24,6 +24,7 @@ from transformers.utils import logging
 from . import report
 from .build import CAUSAL, IMAGE_TEXT, build, families
 from .cells import ROWS, Cell, batch, image_cells, plain, text_cells
+from .images import NoImage
 
 IMAGES = "images"
 KINDS = (CAUSAL, IMAGE_TEXT, IMAGES)
@@ -48,7 +49,7 @@ def run_family(family: str, kind: str) -> dict[str, Any]:
             cells.update(text_cells(model))
     except Exception as error:  # not ours: transformers' own decoding, or no image
         if not cells:
-            return found | {"not_run": _line("no image" if isinstance(error, LookupError) else "plain fails", error)}
+            return found | {"not_run": _line("no image" if isinstance(error, NoImage) else "plain fails", error)}
         found["stopped"] = _line("stopped", error)
     found["cells"] = {name: cell.to_json() for name, cell in cells.items()}
     found["seconds"] = round(time.process_time() - began, 1)

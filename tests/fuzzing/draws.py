@@ -10,12 +10,26 @@ from families.build import CAUSAL, IMAGE_TEXT, families
 
 from .parts import OWN, WRAPPERS
 
-DENSE = (
+
+def _known(kind: str, names: str) -> list[str]:
+    """Those families that this version of transformers has."""
+    return [name for name in names.split() if name in families(kind)]
+
+
+DENSE = _known(
+    CAUSAL,
     "llama qwen2 qwen3 mistral gemma2 gemma3_text gemma4_text phi3 gpt2 olmo2 cohere2 gpt_neox granite stablelm "
-    "smollm3 falcon bloom gpt_neo opt starcoder2"
+    "smollm3 falcon bloom gpt_neo opt starcoder2",
 )
-MIXED = "glm4_moe deepseek_v3 mixtral qwen3_moe gpt_oss llama4_text mpt phi deepseek_v2 ernie4_5 lfm2 exaone4 dbrx"
-WITH_IMAGE = "qwen2_vl qwen2_5_vl qwen3_vl gemma3 gemma4 internvl idefics3 smolvlm mistral3 aya_vision glm4v paligemma lfm2_vl got_ocr2"
+MIXED = _known(
+    CAUSAL,
+    "glm4_moe deepseek_v3 mixtral qwen3_moe gpt_oss llama4_text mpt phi deepseek_v2 ernie4_5 lfm2 exaone4 dbrx",
+)
+WITH_IMAGE = _known(
+    IMAGE_TEXT,
+    "qwen2_vl qwen2_5_vl qwen3_vl gemma3 gemma4 internvl idefics3 smolvlm mistral3 aya_vision glm4v paligemma lfm2_vl "
+    "got_ocr2",
+)
 PAIRS = {"mtp_layers": "tiny-glm4-moe", "gemma4_assistant": "tiny-gemma4", "universal": "tiny-llama"}
 TEXT_IDS = (3, 60)  # prompts and special ids stay below those of images
 
@@ -34,6 +48,8 @@ class Draw:
     new: int = 12
     options: dict[str, Any] = field(default_factory=dict)
     own: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()  # stop strings
+    as_config: bool = False  # the options in a GenerationConfig of the call's own
     cache: str = "none"  # or empty, filled
     wrapper: str = "none"
     entry: str = "generate"  # or decoder, pipeline
@@ -64,13 +80,13 @@ def _model(r: random.Random, made: Draw) -> Draw:
     which = r.random()
     if which < 0.55:
         dtype = r.choices(["float32", "bfloat16", "float16", "float64"], [76, 14, 5, 5])[0]
-        return replace(made, family=r.choice(DENSE.split()), dtype=dtype)
+        return replace(made, family=r.choice(DENSE), dtype=dtype)
     if which < 0.7:
-        return replace(made, family=r.choice(MIXED.split()))
+        return replace(made, family=r.choice(MIXED))
     if which < 0.8:
         return replace(made, family=r.choice(sorted(families(CAUSAL))))
     if which < 0.95:
-        return replace(made, family=r.choice(WITH_IMAGE.split()), kind=IMAGE_TEXT, image=r.random() < 0.8)
+        return replace(made, family=r.choice(WITH_IMAGE), kind=IMAGE_TEXT, image=r.random() < 0.8)
     return replace(made, family=r.choice(sorted(families(IMAGE_TEXT))), kind=IMAGE_TEXT, image=r.random() < 0.6)
 
 
@@ -150,17 +166,22 @@ def _options(r: random.Random, made: Draw) -> Draw:
         own = r.sample(sorted(OWN), r.choices([1, 2], [80, 20])[0])
         if sum(OWN[name].option == "prefix_allowed_tokens_fn" for name in own) > 1:
             own.pop()
-    return replace(made, options=options, own=tuple(own))
+    stop = (
+        ["".join(chr(30 + i) for i in ids(r.randint(1, 2))) for _ in range(r.randint(1, 20))]
+        if r.random() < 0.06
+        else []
+    )
+    return replace(made, options=options, own=tuple(own), stop=tuple(stop), as_config=r.random() < 0.06)
 
 
 def _around(r: random.Random, made: Draw) -> Draw:
     wrapper = r.choice(sorted(WRAPPERS)) if r.random() < 0.22 else "none"
     cache = r.choices(["none", "empty", "filled"], [82, 9, 9])[0]
     entry = r.choices(["generate", "decoder", "pipeline"], [50, 38, 12])[0]
-    if made.pair is not None and entry == "pipeline":
-        entry = "decoder"
+    if made.pair is not None:  # with tokenizers of its own
+        entry, made = "decoder" if entry == "pipeline" else entry, replace(made, stop=())
     if entry == "pipeline":
-        cache, made = "none", replace(made, image=False, pad=0, right=False)
+        cache, made = "none", replace(made, image=False, pad=0, right=False, stop=(), as_config=False)
     return replace(made, wrapper=wrapper, cache="none" if made.image else cache, entry=entry)
 
 

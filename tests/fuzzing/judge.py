@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from families.cells import raised_by_specnb, refusal
+from families.cells import is_specnbs, raised_by_specnb, refusal
 from torch import Tensor
 
 from .draws import Draw
@@ -169,7 +169,7 @@ def _raised(got: Side) -> Outcome:
         return Outcome("refused", detail=_one(error))
     frames = traceback.extract_tb(error.__traceback__)
     at = f"{'/'.join(frames[-1].filename.split('/')[-2:])}:{frames[-1].lineno}"
-    ours = [f for f in frames if "/specnb/" in f.filename]
+    ours = [frame for frame in frames if is_specnbs(frame.filename)]
     via = f" through {'/'.join(ours[-1].filename.split('/')[-2:])}:{ours[-1].lineno}" if ours else ""
     if raised_by_specnb(error) and isinstance(error, (ValueError, TypeError)):
         kind = "refused after tokens" if got.steps else "message of several lines"

@@ -38,10 +38,11 @@ def base(seed=0):
 _PAIR = """def base(seed=0):
     return specnb.load({name!r}{assistant}).target
 """
-_TOKENIZER = """from tokenizers import Tokenizer, models, pre_tokenizers
-words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(99)}, unk_token="w1"))
-words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-TOKENIZER = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w2", pad_token="w0", unk_token="w1", padding_side="left")
+_TOKENIZER = """from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+chars = {"<pad>": 0, "<s>": 1, "</s>": 2, **{chr(30 + i): i for i in range(3, 97)}, "\u0120": 97, "\u010a": 98}
+letters = Tokenizer(models.BPE(vocab=chars, merges=[]))
+letters.pre_tokenizer, letters.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
+TOKENIZER = PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="</s>", pad_token="<pad>", padding_side="left")
 """
 _DRAFTS = {
     "copy": "base()",
@@ -68,7 +69,7 @@ def source(draw: Draw) -> str:
     blocks = [_HEAD, _model(draw)]
     if draw.method == "draft_model" and draw.draft == "noisy":
         blocks.append(_NOISY)
-    if draw.entry == "pipeline":
+    if draw.entry == "pipeline" or draw.stop:
         blocks.append(_TOKENIZER)
     blocks += [_prompt(draw), *dict.fromkeys(part.source for part in parts if part.source)]
     blocks += [_wrapped(draw), _options(draw), _calls(draw), _END]
@@ -151,7 +152,8 @@ def _options(draw: Draw) -> str:
         lists.setdefault(OWN[name].option, []).append(OWN[name].make)
     own = [f"{name}={made[0] if name.endswith('_fn') else '[' + ', '.join(made) + ']'}" for name, made in lists.items()]
     plain = {"max_new_tokens": draw.new, "do_sample": draw.seed is not None} | draw.sampling | draw.options
-    given = ", ".join([*(f"{name}={value!r}" for name, value in plain.items()), *own])
+    named = ", ".join(f"{name}={value!r}" for name, value in plain.items())
+    given = ", ".join([f"generation_config=GenerationConfig({named})" if draw.as_config else named, *own])
     text = f"def options():\n    return dict({given})\n"
     text += "def inputs(m):\n    given = dict(input_ids=X.clone(), attention_mask=M.clone(), **copy.deepcopy(MORE))\n"
     name = 'next(n for n in ("cache", "past_key_values") if n in inspect.signature(type(base()).forward).parameters)'
@@ -184,6 +186,8 @@ def _how(draw: Draw) -> str:
     elif draw.method in ("plain", "prompt_lookup"):
         given.append(f'method="{draw.method}"')
     given += [f"{name}={value!r}" for name, value in draw.drafting.items()]
+    if draw.stop:
+        given.append(f"stop_strings={list(draw.stop)}, tokenizer=TOKENIZER")
     if draw.seed is not None:
         given.append(f"seed={draw.seed}")
     return ", ".join(given)
@@ -191,18 +195,19 @@ def _how(draw: Draw) -> str:
 
 def _calls(draw: Draw) -> str:
     """`theirs` and `ours`, each with the model and what it is given; the draft model is made before."""
+    stop = f", stop_strings={list(draw.stop)}, tokenizer=TOKENIZER" if draw.stop else ""
     if draw.entry == "pipeline":
-        texts = [" ".join(f"w{i}" for i in row) for row in draw.rows]
+        texts = ["".join(chr(30 + i) for i in row) for row in draw.rows]
         call = (
             f"pipeline('text-generation', model=m, tokenizer=TOKENIZER)({texts}, batch_size=ROWS, return_tensors=True"
         )
         theirs = f"return {call}, **options())"
         ours = f"return {call}, custom_generate=specnb.decoder(**helpers, on_step=on_step), **options())"
     elif draw.entry == "decoder":
-        theirs = "return m.generate(**given, **options())"
+        theirs = f"return m.generate(**given, **options(){stop})"
         ours = "return m.generate(**given, **options(), custom_generate=specnb.decoder(**helpers, on_step=on_step))"
     else:
-        theirs = "return m.generate(**given, **options())"
+        theirs = f"return m.generate(**given, **options(){stop})"
         ours = "return specnb.generate(m, **given, **options(), **helpers, on_step=on_step)"
     return (
         f"def helpers():\n    return dict({_how(draw)})\n"

@@ -39,7 +39,7 @@ def _simpler(draw: Draw) -> Iterator[Draw]:
     """Draws with one thing less, the greatest steps first."""
     if draw.seed is not None:
         yield _greedy(draw)
-    for name in ("wrapper", "cache", "entry", "right", "pad", "dtype", "image"):
+    for name in ("wrapper", "cache", "entry", "right", "pad", "dtype", "image", "stop", "as_config"):
         if getattr(draw, name) != getattr(_SIMPLEST, name):
             yield replace(draw, **{name: getattr(_SIMPLEST, name)})
     if draw.family != "llama" or draw.kind != CAUSAL:
