@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -42,10 +41,9 @@ class Cell:
     want: Any = None
     accepted: int = 0
     drafted: int = 0
-    seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value not in (None, "", 0, 0.0)}
+        return {name: value for name, value in asdict(self).items() if value not in (None, "", 0)}
 
 
 def raised_by_specnb(error: BaseException) -> bool:
@@ -68,7 +66,6 @@ def refusal(error: BaseException, steps: int) -> bool:
 def judge(call: Callable[[list[Any]], list[list[int]]], *right: list[list[int]]) -> Cell:
     """Run `call(steps)`, which appends the steps it makes, and compare its text with those that are right."""
     steps: list[Any] = []
-    began = time.perf_counter()
     try:
         got = call(steps)
     except Exception as error:
@@ -78,10 +75,9 @@ def judge(call: Callable[[list[Any]], list[list[int]]], *right: list[list[int]])
         ours = refusal(error, len(steps))
         return Cell(REFUSED if ours else CRASH, text if ours else f"{text} @ {at} after {len(steps)} steps")
     drafted, accepted = sum(len(s.drafted) for s in steps), sum(s.accepted for s in steps)
-    seconds = round(time.perf_counter() - began, 2)
     if got in right:
-        return Cell(EQUAL, accepted=accepted, drafted=drafted, seconds=seconds)
-    return Cell(WRONG, got=got, want=right[0], accepted=accepted, drafted=drafted, seconds=seconds)
+        return Cell(EQUAL, accepted=accepted, drafted=drafted)
+    return Cell(WRONG, got=got, want=right[0], accepted=accepted, drafted=drafted)
 
 
 def batch(rows: tuple[tuple[int, ...], ...]) -> dict[str, Tensor]:

@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ SECONDS = 150  # of CPU time per family
 
 def run_family(family: str, kind: str) -> dict[str, Any]:
     """One family in this process: its class and its cells, or why there are none."""
-    began = time.process_time()
     found: dict[str, Any] = {"family": family, "kind": kind}
     try:
         model = build(family, CAUSAL if kind == CAUSAL else IMAGE_TEXT)
@@ -52,7 +50,6 @@ def run_family(family: str, kind: str) -> dict[str, Any]:
             return found | {"not_run": _line("no image" if isinstance(error, NoImage) else "plain fails", error)}
         found["stopped"] = _line("stopped", error)
     found["cells"] = {name: cell.to_json() for name, cell in cells.items()}
-    found["seconds"] = round(time.process_time() - began, 1)
     return found
 
 
