@@ -95,7 +95,7 @@ def _prompts(r: random.Random, made: Draw) -> Draw:
     n = 1 if made.image else r.choices([1, 2, 3], [60, 25, 15])[0]
     rows = tuple(tuple(r.choices(few, k=r.randint(1, 16))) for _ in range(n))
     pad = 0 if made.image else r.choices([0, r.randint(1, 4)], [75, 25])[0]
-    return replace(made, rows=rows, pad=pad, right=r.random() < 0.08, new=r.randint(1, 20))
+    return replace(made, rows=rows, pad=pad, right=r.random() < 0.05, new=r.randint(1, 20))
 
 
 def _method(r: random.Random, made: Draw) -> Draw:

@@ -88,14 +88,16 @@ class Side:
 def _judge(draw: Draw) -> Outcome:
     try:
         space = load(draw)
-        want = call(space, "theirs")
+        want, as_theirs = watched(space, "theirs")
     except Exception as error:
         return Outcome("skipped", "making", _one(error))
     if want.error is not None:
         return Outcome("skipped", "theirs", _one(want.error))
-    got, changed = watched(space, rng=draw.entry != "pipeline")  # a pipeline's data loader draws a number
-    if changed:
-        return Outcome("changed", changed.split(":")[0], changed)
+    got, changed = watched(space, "ours")
+    for name, what in changed.items():
+        # a pipeline's data loader draws a number; generate() keeps a static cache on the model
+        if what != as_theirs.get(name) and (name, draw.entry) != ("random state", "pipeline"):
+            return Outcome("changed", name, what)
     if got.error is not None:
         return _raised(got)
     if draw.wrapper == "autocast":
@@ -124,22 +126,32 @@ def _call(space: dict[str, Any], side: str, model: Any, given: dict[str, Any], h
     return made
 
 
-def watched(space: dict[str, Any], rng: bool) -> tuple[Side, str]:
-    """Our side, and what it changed of what is not ours."""
+def watched(space: dict[str, Any], side: str) -> tuple[Side, dict[str, str]]:
+    """One side, and what it changed of what is the user's: by name, in words."""
     model = space["model"]()
-    given, helpers = space["inputs"](model), space["helpers"]()
+    given, helpers = space["inputs"](model), space["helpers"]() if side == "ours" else {}
     tensors = {name: value.clone() for name, value in given.items() if isinstance(value, Tensor)}
     before, state = _snapshot(model), torch.get_rng_state()
-    side = _call(space, "ours", model, given, helpers)
-    if rng and not torch.equal(state, torch.get_rng_state()):
-        return side, "random state: the global generator was used"
+    made = _call(space, side, model, given, helpers)
+    changed = {}
+    if not torch.equal(state, torch.get_rng_state()):
+        changed["random state"] = "the global generator was used"
     for name, value in _snapshot(model).items():
         if value != before[name]:
-            return side, f"{name}: {str(before[name])[:200]} became {str(value)[:200]}"
+            changed[name] = _difference(before[name], value)
     for name, value in tensors.items():
         if not torch.equal(value, given[name]):
-            return side, f"the argument {name}"
-    return side, ""
+            changed[f"the argument {name}"] = "another tensor"
+    return made, changed
+
+
+def _difference(before: Any, after: Any) -> str:
+    if isinstance(before, dict):
+        names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        return ", ".join(f"{name}: {before.get(name)!r} became {after.get(name)!r}" for name in sorted(names))
+    if isinstance(before, list):
+        return f"{[x for x in after if x not in before]} added, {[x for x in before if x not in after]} gone"
+    return f"{before!r} became {after!r}"
 
 
 def _snapshot(model: Any) -> dict[str, Any]:

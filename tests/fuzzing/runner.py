@@ -15,7 +15,7 @@ from pathlib import Path
 from .draws import Draw, draw
 from .judge import Outcome, judge
 from .script import source
-from .shrink import label, shrink
+from .shrink import explained, label, shrink
 
 BATCH = 20  # draws per worker
 
@@ -43,7 +43,7 @@ def run(seed: int, *, minutes: float | None = None, count: int | None = None, fi
     while index < last and time.monotonic() < end:
         batch = range(index, min(index + BATCH, last))
         done = index
-        for done, outcome, small in _worker(seed, batch, end, shrinking):
+        for done, outcome, small in _worker(report, batch, end, shrinking):
             report.counts[outcome.kind] += 1
             if not outcome.right:
                 _tell(report, done, outcome, small, out)
@@ -56,8 +56,10 @@ def run(seed: int, *, minutes: float | None = None, count: int | None = None, fi
     return report
 
 
-def _worker(seed: int, batch: range, end: float, shrinking: float) -> Iterator[tuple[int, Outcome, Draw]]:
+def _worker(report: Report, batch: range, end: float, shrinking: float) -> Iterator[tuple[int, Outcome, Draw]]:
     """Judge a batch of draws in a forked child; a child that dies is a finding of the draw it was at."""
+    seed = report.seed
+    known = [(small, outcome) for _, small, outcome in report.findings.values()]
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -73,7 +75,8 @@ def _worker(seed: int, batch: range, end: float, shrinking: float) -> Iterator[t
                 made = draw(seed, index)
                 outcome = judge(made)
                 if not outcome.right and shrinking:
-                    made, outcome = shrink(made, outcome, shrinking)
+                    made, outcome = explained(made, outcome, known) or shrink(made, outcome, shrinking)
+                    known.append((made, outcome))
                 pipe.write(pickle.dumps((index, outcome, made)))
                 pipe.flush()
         os._exit(0)

@@ -142,7 +142,7 @@ def _tensor(value: Tensor, seed: int) -> str:
 
 def _wrapped(draw: Draw) -> str:
     around = 'torch.autocast("cpu", torch.bfloat16)' if draw.wrapper == "autocast" else "contextlib.nullcontext()"
-    return f"def model():\n    m = base()\n{WRAPPERS[draw.wrapper]}    return m\ndef around():\n    return {around}\n"
+    return f"def model():\n    m = base()\n    torch.manual_seed(1)\n{WRAPPERS[draw.wrapper]}    return m\ndef around():\n    return {around}\n"
 
 
 def _options(draw: Draw) -> str:
@@ -210,7 +210,7 @@ def _calls(draw: Draw) -> str:
         theirs = f"return m.generate(**given, **options(){stop})"
         ours = "return specnb.generate(m, **given, **options(), **helpers, on_step=on_step)"
     return (
-        f"def helpers():\n    return dict({_how(draw)})\n"
+        f"def helpers():\n    torch.manual_seed(2)\n    return dict({_how(draw)})\n"
         f"def theirs(m, given, helpers=None, on_step=None):\n    with around():\n        {theirs}\n"
         f"def ours(m, given, helpers, on_step=None):\n    with around():\n        {ours}\n"
         "def tokens(out, given):\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
@@ -73,8 +73,8 @@ def _greedy(draw: Draw) -> Draw:
     return replace(draw, seed=None, sampling={}, drafting=drafting)
 
 
-def label(draw: Draw) -> str:
-    """What of a (small) draw is not at its default: findings with the same label are told once."""
+def traits(draw: Draw) -> list[str]:
+    """What of a draw is not at its default."""
     said = []
     for field in fields(draw):
         value = getattr(draw, field.name)
@@ -84,10 +84,21 @@ def label(draw: Draw) -> str:
             said += [
                 f"{name}={value[name]}" if isinstance(value[name], (str, bool)) else name for name in sorted(value)
             ]
+        elif isinstance(value, tuple):
+            said += [f"{field.name}={name}" for name in value] if field.name == "own" else [field.name]
         else:
-            said.append(f"{field.name}={value}" if not isinstance(value, tuple) else "own=" + "+".join(value))
-    if len(draw.rows) > 1:
-        said.append("rows")
-    if draw.seed is not None:
-        said.append("sampled")
-    return ", ".join(said)
+            said.append(f"{field.name}={value}" if isinstance(value, str) else field.name)
+    return said + ["rows"] * (len(draw.rows) > 1) + ["sampled"] * (draw.seed is not None)
+
+
+def label(draw: Draw) -> str:
+    """The traits of a (small) draw in a line: findings with the same label are told once."""
+    return ", ".join(traits(draw))
+
+
+def explained(draw: Draw, outcome: Outcome, known: Iterable[tuple[Draw, Outcome]]) -> tuple[Draw, Outcome] | None:
+    """A finding made small before that this one, which has all of its traits, most likely is."""
+    for small, found in known:
+        if _same(found, outcome) and set(traits(small)) <= set(traits(draw)):
+            return small, found
+    return None
