@@ -95,8 +95,11 @@ def _squares(vision: Any, takes: set[str]) -> Iterator[Pixels]:
     size, channels = _number(vision, "image_size", "img_size", "resolution", default=32), _channels(vision)
     known = {
         "image_sizes": torch.tensor([[size, size]]),
-        "high_res_pixel_values": _random(5, 1, channels, 2 * size, 2 * size),
-        "pixel_attention_mask": torch.ones(1, 1, size, size, dtype=torch.bool),
+        "high_res_pixel_values": _random(5, 1, channels, size, size),
+        "pixel_attention_mask": torch.ones(
+            1, 1, *([] if "tile_fine_mask" in takes else [size, size]), dtype=torch.bool
+        ),
+        "qformer_input_ids": torch.tensor([[4, 8, 15]]),
     }
     given = {name: value for name, value in known.items() if name in takes}
     for more in ({}, given) if given else ({},):

@@ -161,8 +161,15 @@ _ONE_TILE = {"image_grid_pinpoints": [[32, 32]]}
 _IMAGE_AND_VIDEO = {"image_token_id": 97, "video_token_id": 96}
 
 _VISION: dict[str, dict[str, Any]] = {
+    "Blip2Config": {"image_token_index": 97},
+    "InstructBlipConfig": {"image_token_index": 97},
+    "JanusVQVAEConfig": {"base_channels": 32, "num_embeddings": 16},
+    "MuseGlimmerConfig": {"projector_hidden_size": 32},
+    "MuseSparkConfig": {"projector_hidden_size": 32},
+    "MuseSparkTextConfig": {"moe_hidden_size": 32},
+    "MuseSparkAudioConfig": {"hidden_sizes": [16, 16, 32, 32]},
     "AriaConfig": {"projector_patch_to_query_dict": {16: 4}},
-    "ChameleonVQVAEConfig": {"resolution": 32, "base_channels": 32},
+    "ChameleonVQVAEConfig": {"resolution": 32, "base_channels": 32, "num_embeddings": 16},
     "DeepseekOcr2TextConfig": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "num_experts_per_tok": 2},
     "Dots3NoteAudioConfig": {"adapter_input_size": 32, "adapter_out_dim": 32},
     "Dots3NoteVisionConfig": {"mlp_layer_types": ["dense"] * 4, "adapter_in_dim": 32, "adapter_out_dim": 32},

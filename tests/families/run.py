@@ -95,7 +95,7 @@ def main() -> int:
     parser.add_argument("family", nargs="*")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "results")
     parser.add_argument("--list", action="store_true", help="write the tested list into the package")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     quiet()
     kinds = KINDS if given.kind == "all" else () if given.kind == "report" else (given.kind,)
     bad = 0

@@ -26,6 +26,7 @@ torch.manual_seed(0)
 """
 _MODEL = """CONFIG = {config}
 def base(seed=0):
+    torch.manual_seed(seed)
     g = torch.Generator().manual_seed(seed)
     m = {name}({config_class}.from_dict(copy.deepcopy(CONFIG)))
     with torch.no_grad():
