@@ -159,8 +159,8 @@ WRAPPERS: dict[str, str] = {
 """,
     "own prepare": """
     class Mine(type(m)):
-        def prepare_inputs_for_generation(self, input_ids, **more):
-            made = super().prepare_inputs_for_generation(input_ids, **more)
+        def prepare_inputs_for_generation(self, input_ids, **kwargs):
+            made = super().prepare_inputs_for_generation(input_ids, **kwargs)
             if made.get("position_ids") is not None:
                 made["position_ids"] = made["position_ids"] * 2
             return made
@@ -168,8 +168,8 @@ WRAPPERS: dict[str, str] = {
 """,
     "prepare of the instance": """
     prepare = m.prepare_inputs_for_generation
-    def mine(input_ids, **more):
-        made = prepare(input_ids, **more)
+    def mine(input_ids, **kwargs):
+        made = prepare(input_ids, **kwargs)
         if made.get("input_ids") is not None:
             made["input_ids"] = (made["input_ids"] + 1) % 60
         return made
@@ -177,8 +177,8 @@ WRAPPERS: dict[str, str] = {
 """,
     "own forward": """
     class Mine(type(m)):
-        def forward(self, *args, **more):
-            out = super().forward(*args, **more)
+        def forward(self, *args, **kwargs):
+            out = super().forward(*args, **kwargs)
             out.logits = out.logits.flip(-1)
             return out
     m.__class__ = Mine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import resource
 import sys
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from .script import source
 from .shrink import explained, label, shrink
 
 BATCH = 20  # draws per worker
+MEMORY = 12 * 2**30  # bytes of addresses that a worker may take: what wants more fails, on whichever side
 
 
 @dataclass
@@ -64,6 +66,8 @@ def _worker(report: Report, batch: range, end: float, shrinking: float) -> Itera
     child = os.fork()
     if child == 0:
         os.close(reading)
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, most))
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         if "FUZZ_STDERR" not in os.environ:

@@ -18,17 +18,21 @@ VOCAB = 99
 _HEAD = """import contextlib, copy, inspect, os, warnings
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch, transformers, specnb
-from transformers import *  # noqa: F403
+from transformers import (
+    DynamicCache, EosTokenCriteria, GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessor, MaxLengthCriteria,
+    PreTrainedTokenizerFast, StoppingCriteria, pipeline,
+)
 warnings.filterwarnings("ignore")
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
 torch.manual_seed(0)
+inf = float("inf")
 """
 _MODEL = """CONFIG = {config}
 def base(seed=0):
     torch.manual_seed(seed)
     g = torch.Generator().manual_seed(seed)
-    m = {name}({config_class}.from_dict(copy.deepcopy(CONFIG)))
+    m = transformers.{name}({config_class}.from_dict(copy.deepcopy(CONFIG)))
     with torch.no_grad():
         for p in m.parameters():
             if p.is_floating_point():
@@ -106,7 +110,7 @@ def _config(family: str, kind: str) -> tuple[str, str]:
 def _config_class(family: str, kind: str) -> str:
     config_class = type(_built(family, kind).config)
     if hasattr(transformers, config_class.__name__):
-        return config_class.__name__
+        return f"transformers.{config_class.__name__}"
     return f"__import__({config_class.__module__!r}, fromlist=['x']).{config_class.__name__}"
 
 
