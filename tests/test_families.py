@@ -30,14 +30,17 @@ def drawn() -> list[tuple[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "family"), drawn())
-def test_a_listed_family_is_right(kind: str, family: str) -> None:
-    """No cell of it is another text than transformers' own or an error that is not ours."""
+def test_a_family_is_right_or_refused(kind: str, family: str) -> None:
+    """No cell is another text than transformers' own or an error that is not ours; a listed family has cells that are equal."""
     found = isolated(family, kind)
     if "not_run" in found:
         pytest.skip(found["not_run"])
-    if found["model_type"] not in LISTED["image" if kind == IMAGES else "text"]:
-        pytest.skip(f"not in the tested list: {report.verdict(found)}")
-    assert report.is_right(found), report.verdict(found)
+    listed = found["model_type"] in LISTED["image" if kind == IMAGES else "text"]
+    known = report.read(RESULTS / f"families-{kind}.jsonl").get(family, {})
+    if report.is_bad(found) and report.is_bad(known) and not listed:
+        pytest.xfail(f"not mended yet, as tests/results says: {report.verdict(found)}")
+    assert not report.is_bad(found), report.verdict(found)
+    assert report.is_right(found) or not listed, report.verdict(found)
 
 
 @pytest.mark.skipif(transformers.__version__ != LISTED["transformers"], reason="made with another version")

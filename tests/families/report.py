@@ -40,7 +40,7 @@ def is_bad(found: Found) -> bool:
     return bool({WRONG, CRASH} & set(verdicts(found).values()))
 
 
-def isright_types(found: Found) -> bool:
+def is_right(found: Found) -> bool:
     """Whether something ran and nothing is wrong: what is not equal is refused by name."""
     return EQUAL in verdicts(found).values() and not is_bad(found)
 
@@ -125,7 +125,7 @@ def tested(folder: Path) -> dict[str, Any]:
 
 def right_types(results: list[Found]) -> list[str]:
     ran = [found for found in results if "cells" in found]
-    wrong = {found["model_type"] for found in ran if not isright_types(found)}
+    wrong = {found["model_type"] for found in ran if not is_right(found)}
     return sorted({found["model_type"] for found in ran} - wrong)
 
 
