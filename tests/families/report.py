@@ -45,6 +45,12 @@ def is_right(found: Found) -> bool:
     return EQUAL in verdicts(found).values() and not is_bad(found)
 
 
+def is_equal(found: Found) -> bool:
+    """Whether every cell is equal, several rows with images aside, which may be refused."""
+    cells = verdicts(found)
+    return all(kind == EQUAL or (kind == REFUSED and name.startswith("image rows")) for name, kind in cells.items())
+
+
 def verdict(found: Found) -> str:
     """One line about a family."""
     if "not_run" in found:
@@ -113,7 +119,8 @@ def _table(ran: list[Found]) -> list[str]:
 def tested(folder: Path) -> dict[str, Any]:
     """The tested list: model types (of the models' configs) found right with text and with an image.
 
-    A type is in it only where every class that was run with it is right.
+    A type is in it only where all cells of every class that was run with it are equal. Several rows with images may be refused: that is
+    done without looking at the list. What the trial refuses must not be on it, for the list is what spares a model the trial.
     """
     runs = {kind: list(read(folder / f"families-{kind}.jsonl").values()) for kind in ("causal", "image-text", "images")}
     return {
@@ -125,7 +132,7 @@ def tested(folder: Path) -> dict[str, Any]:
 
 def right_types(results: list[Found]) -> list[str]:
     ran = [found for found in results if "cells" in found]
-    wrong = {found["model_type"] for found in ran if not is_right(found)}
+    wrong = {found["model_type"] for found in ran if not is_equal(found)}
     return sorted({found["model_type"] for found in ran} - wrong)
 
 
