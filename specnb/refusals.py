@@ -69,9 +69,10 @@ def check_options(options: Mapping[str, Any] | GenerationConfig) -> None:
             )
 
 
-def check_cache_use(options: Mapping[str, Any]) -> None:
-    """Raise ValueError for a call that asks for no cache. A config may: the text is the same, and the engine's cache its own."""
-    if options.get("use_cache") is False:
+def check_cache_use(model: PreTrainedModel, use_cache: bool | None) -> None:
+    """Raise ValueError for a call that wants no cache. A model may: the text is the same, and the engine keeps a cache of its own."""
+    own = (model.config.get_text_config(decoder=True), model.config, model.generation_config)
+    if use_cache is False and not any(getattr(config, "use_cache", None) is False for config in own):
         raise ValueError(
             f"use_cache=False cannot be combined with speculative decoding: every step relies on the cache. {_PLAIN}"
         )
