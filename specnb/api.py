@@ -128,6 +128,7 @@ def _generate(
         of_config(called), model.generation_config, getattr(engine.assistant_model, "generation_config", None)
     )
     engine.method = resolve(method, checked, configs, engine.assistant_for)
+    refusals.check_cache_use(model, in_effect("use_cache", checked, model))
     refusals.check_options({name: in_effect(name, checked, model) for name in refusals.REFUSED | checked.keys()})
     passed = {name: value for name, value in checked.items() if name not in OF_SPECNB}
     refusals.check_names(model, passed)

@@ -113,6 +113,7 @@ class Decoder:
             assistant = drafters.method_for(model, self.assistant_model, self.tokenizer, self.assistant_tokenizer)
         check_filled(input_ids)
         refusals.check_options(generation_config)
+        refusals.check_cache_use(model, generation_config.use_cache)
         sample = bool(generation_config.do_sample)
         chosen, sources = self._method(method, asked, generation_config, model, assistant)
         chosen = drafters.with_defaults(chosen, model, sample)

@@ -30,7 +30,6 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "dola_layers": ((None,), "DoLa compares layers, which is another target than the model"),
     "constraints": ((None,), "constrained search needs beams"),
     "force_words_ids": ((None,), "constrained search needs beams"),
-    "use_cache": ((None, True), "every step relies on the cache"),
     "token_healing": ((None, False), "it rewrites the prompt"),
     "output_attentions": ((None, False), "rejected positions have no place in that output"),
     "output_hidden_states": ((None, False), "rejected positions have no place in that output"),
@@ -68,6 +67,15 @@ def check_options(options: Mapping[str, Any] | GenerationConfig) -> None:
                 f"{name}={value!r} is an option of a transformers newer than this specnb, which cannot tell what it "
                 f"does to the text: leave it out. {_PLAIN}"
             )
+
+
+def check_cache_use(model: PreTrainedModel, use_cache: bool | None) -> None:
+    """Raise ValueError for a call that wants no cache. A model may: the text is the same, and the engine keeps a cache of its own."""
+    own = (model.config.get_text_config(decoder=True), model.config, model.generation_config)
+    if use_cache is False and not any(getattr(config, "use_cache", None) is False for config in own):
+        raise ValueError(
+            f"use_cache=False cannot be combined with speculative decoding: every step relies on the cache. {_PLAIN}"
+        )
 
 
 def check_assistant(assistant: PreTrainedModel | None) -> None:

@@ -43,7 +43,9 @@ class Given:
     past: Any = None
 
     def as_prepared(self, row: Row) -> Mapping[str, Any] | None:
-        """The arguments, where `row` is the only one and came without padding."""
+        """The arguments, where `row` is the only one and came without padding, for decoding with a cache."""
+        if self.arguments.get("use_cache") is False:
+            return None
         return self.arguments if self.prompts.tolist() == [row.ids[: row.prompt_length]] else None
 
 

@@ -175,7 +175,7 @@ def families() -> dict[str, Any]:
 
 
 def tested(model: PreTrainedModel, image: bool) -> bool:
-    """Whether the model is of a tested family and as transformers makes it: no exchanged, quantised, patched or hooked part."""
+    """Whether the model is of a tested family and as transformers makes it: no exchanged, quantised or patched part."""
     if model.config.model_type not in families().get("image" if image else "text", ()):
         return False
     if getattr(model.config.get_text_config(decoder=True), "_attn_implementation", "eager") not in ("sdpa", "eager"):
@@ -185,7 +185,7 @@ def tested(model: PreTrainedModel, image: bool) -> bool:
 
 def _as_made(module: nn.Module) -> bool:
     own = module.__dict__
-    if own["_forward_hooks"] or own["_forward_pre_hooks"] or ("forward" in own and "_hf_hook" not in own):
+    if "forward" in own and "_hf_hook" not in own:
         return False
     if not type(module).__module__.startswith(
         ("transformers.models.", "transformers.activations", "torch.nn.modules.")
