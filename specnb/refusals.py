@@ -36,7 +36,7 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "speculation_type": ((None,), "drafters of that type are not built here"),
     "synced_gpus": ((None, False), "each process decodes for itself and waits for no other"),
 }
-REFUSED = frozenset({*_REFUSED, "cache_implementation"})
+REFUSED = frozenset({*_REFUSED, "cache_implementation", "use_cache"})
 
 
 def check_options(options: Mapping[str, Any] | GenerationConfig) -> None:
