@@ -208,7 +208,7 @@ def _differs(draw: Draw, got: Side, want: Side) -> Outcome:
 
 
 def _tie(draw: Draw, row: int, at: int) -> bool:
-    """Whether their two best scores were as near as rounding; of their greedy text, which is what one token's law gives."""
+    """Whether their two best scores were as near as rounding (where one token is left to draw: greedily)."""
     options = draw.options | {"return_dict_in_generate": True, "output_scores": True}
     entry = "generate" if draw.entry == "pipeline" else draw.entry
     greedy = replace(draw, entry=entry, options=options, seed=None, sampling={})
