@@ -1,8 +1,9 @@
 """The differential fuzzer: `python tests/fuzz.py --minutes 10 [--seed N]`, `--count N` for a fixed number of draws.
 
-Draws calls (a model, prompts, options, processors, a cache, a wrapper, an entry, a method) and compares specnb with transformers' plain
-decoding. Equal, or refused in one line before the first token, is right; anything else is printed as a small script. A draw is
-reproduced by its seed and index: `--seed N --first INDEX --count 1`. Ends with 1 where something was found.
+Draws calls (a model, prompts, options, processors, a cache, a wrapper, an entry, a method) and compares specnb with
+transformers' plain decoding. Equal, or refused in one line before the first token, is right; anything else is printed
+as a small script. A draw is reproduced by its seed and index: `--seed N --first INDEX --count 1`. Ends with 1 where
+something was found.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def drawn() -> list[tuple[str, str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "family"), drawn())
 def test_a_family_is_right_or_refused(kind: str, family: str) -> None:
-    """No cell is another text than transformers' own or an error that is not ours; a listed family has cells that are equal."""
+    """No cell is another text or an error that is not ours, and a listed family has cells that are equal."""
     found = isolated(family, kind)
     if "not_run" in found:
         pytest.skip(found["not_run"])

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 @dataclass(frozen=True)
 class Pixels:
-    """One layout: `make(seed)` gives its tensors; `tokens` how many image tokens it takes, None where it is asked of the model."""
+    """One layout: `make(seed)` gives its tensors; `tokens` how many image tokens it takes (None: ask the model)."""
 
     name: str
     make: Callable[[int], dict[str, Tensor]]

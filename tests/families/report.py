@@ -69,8 +69,9 @@ def table(folder: Path, kinds: Sequence[str]) -> None:
     lines = [
         "# Families",
         "",
-        f"A tiny random model of every family of transformers {transformers.__version__} (torch {torch.__version__}), float32 on the "
-        "CPU, against transformers' own plain greedy text. `=`: equal; refused: by one line of ours before the first token.",
+        f"A tiny random model of every family of transformers {transformers.__version__} "
+        f"(torch {torch.__version__}), float32 on the CPU, against transformers' own plain greedy text. `=`: equal; "
+        "refused: by one line of ours before the first token.",
     ]
     counts: dict[str, Any] = {"transformers": transformers.__version__, "torch": str(torch.__version__)}
     for kind in kinds:

@@ -1,8 +1,8 @@
 """The families run: `python -m tests.families.run causal|image-text|images|all [--out FOLDER] [--list] [family ...]`.
 
-Builds a tiny random model of every family of transformers (a forked child each, with a limit of CPU time), makes the calls
-of `cells`, and writes `families-KIND.jsonl` and `families.md` to the folder (tests/results). `--list` also writes the tested list into
-the package. Families that are in the file already are not run again; name them to do so.
+Builds a tiny random model of every family of transformers (a forked child each, with a limit of CPU time), makes the
+calls of `cells`, and writes `families-KIND.jsonl` and `families.md` to the folder (tests/results). `--list` also writes
+the tested list into the package. Families that are in the file already are not run again; name them to do so.
 """
 
 from __future__ import annotations

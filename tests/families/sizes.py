@@ -124,8 +124,9 @@ SIZES: dict[str, Any] = (
 
 OFF_WHEN_NONE = frozenset(
     each(
-        "sliding_window attention_chunk_size q_lora_rank head_dim n_shared_experts num_shared_experts attention_window_size "
-        "n_group topk_group num_kv_shared_layers num_global_key_value_heads rotary_dim num_experts num_local_experts "
+        "sliding_window attention_chunk_size q_lora_rank head_dim n_shared_experts num_shared_experts "
+        "attention_window_size n_group topk_group num_kv_shared_layers num_global_key_value_heads rotary_dim "
+        "num_experts num_local_experts "
         "word_embed_proj_dim embedding_size mamba_dt_rank mamba_d_head num_experts_per_tok moe_intermediate_size "
         "hidden_size_per_layer_input top_k_experts"
     )

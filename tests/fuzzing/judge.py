@@ -208,15 +208,13 @@ def _differs(draw: Draw, got: Side, want: Side) -> Outcome:
 
 
 def _tie(draw: Draw, row: int, at: int) -> bool:
+    """Whether their two best scores were as near as rounding (where one token is left to draw: greedily)."""
     options = draw.options | {"return_dict_in_generate": True, "output_scores": True}
-    space = load(replace(draw, entry="generate" if draw.entry == "pipeline" else draw.entry, options=options))
-    scores = getattr(call(space, "theirs").out, "scores", None)
+    entry = "generate" if draw.entry == "pipeline" else draw.entry
+    greedy = replace(draw, entry=entry, options=options, seed=None, sampling={})
+    scores = getattr(call(load(greedy), "theirs").out, "scores", None)
     if scores is None or at >= len(scores) or row >= len(scores[at]):
         return False
-    if draw.seed is not None:  # one token is left of the law: what were the others?
-        options |= {"output_logits": True}
-        space = load(replace(draw, entry="generate" if draw.entry == "pipeline" else draw.entry, options=options))
-        scores = call(space, "theirs").out.logits
     best = scores[at][row].double().topk(2).values
     size = max(1.0, float(best[0].abs()))
     return bool(best[0] - best[1] <= TOLERANCE[draw.dtype] * size)

@@ -1,4 +1,4 @@
-"""Whether sampled texts follow the target's law: their second and third token against the law that transformers' scores give."""
+"""Whether sampled texts follow the target's law: their first two tokens against what transformers' scores give."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIMULATIONS = (
 
 
 class Forced(LogitsProcessor):
-    """Row i's first token is i; from then on whatever is drawn. Comes last, so that the scores before it are the law."""
+    """Row i's first token is i, then whatever is drawn. Comes last: the scores that reach it are the law."""
 
     def __init__(self, width: int) -> None:
         self.width = width

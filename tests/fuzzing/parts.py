@@ -103,7 +103,7 @@ OWN: dict[str, Part] = {
     ),
     "per row tensor": _criterion(
         "PerRowTensor()",
-        "        limit = torch.tensor([WIDTH + 3 + row for row in range(ROWS)])\n        return ids.shape[1] >= limit\n",
+        "        return ids.shape[1] >= WIDTH + 3 + torch.arange(ROWS)\n",
     ),
     "length": Part("stopping_criteria", "", "MaxLengthCriteria(WIDTH + 5)"),
     "ends": Part("stopping_criteria", "", "EosTokenCriteria([7, 12, 20, 33])"),
@@ -128,7 +128,8 @@ WRAPPERS: dict[str, str] = {
 """,
     "lora inside": """
     import peft
-    m = peft.get_peft_model(m, peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)).eval().base_model.model
+    m = peft.get_peft_model(m, peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+    m = m.eval().base_model.model
 """,
     "add_adapter": """
     import peft
@@ -155,7 +156,9 @@ WRAPPERS: dict[str, str] = {
             module.register_forward_hook(lambda module, args, out: out * 1.25)
 """,
     "pre-hook": """
-    m.get_output_embeddings().register_forward_pre_hook(lambda module, args: (args[0] * torch.linspace(0, 2, args[0].shape[-1]).to(args[0].dtype),))
+    def scaled(module, args):
+        return (args[0] * torch.linspace(0, 2, args[0].shape[-1]).to(args[0].dtype),)
+    m.get_output_embeddings().register_forward_pre_hook(scaled)
 """,
     "own prepare": """
     class Mine(type(m)):

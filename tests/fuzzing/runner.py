@@ -116,7 +116,8 @@ def _tell(report: Report, index: int, outcome: Outcome, small: Draw, out: Path |
 
 def script_of(seed: int, index: int, outcome: Outcome, small: Draw) -> str:
     """The finding as a script, with what was found in its docstring."""
-    head = f"{outcome.kind}: {label(small)}\n\n{outcome.where}\n{outcome.detail}\n\npython tests/fuzz.py --seed {seed} --first {index} --count 1\n"
+    again = f"python tests/fuzz.py --seed {seed} --first {index} --count 1"
+    head = f"{outcome.kind}: {label(small)}\n\n{outcome.where}\n{outcome.detail}\n\n{again}\n"
     return f'r"""{head}"""\n' + source(small)
 
 

@@ -36,7 +36,8 @@ def base(seed=0):
     with torch.no_grad():
         for p in m.parameters():
             if p.is_floating_point():
-                p.copy_(torch.randn(p.shape, generator=g) * 0.2 if p.dim() > 1 else p.nan_to_num() if p.any() else p + 0.1)
+                drawn = torch.randn(p.shape, generator=g) * 0.2
+                p.copy_(drawn if p.dim() > 1 else p.nan_to_num() if p.any() else p + 0.1)
     m.generation_config.update(eos_token_id=None, pad_token_id=0, bos_token_id=1)
     return m.to(torch.{dtype}).eval()
 """
@@ -46,7 +47,8 @@ _PAIR = """def base(seed=0):
 _TOKENIZER = """from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 chars = {"<pad>": 0, "<s>": 1, "</s>": 2, **{chr(30 + i): i for i in range(3, 97)}, "\u0120": 97, "\u010a": 98}
 letters = Tokenizer(models.BPE(vocab=chars, merges=[]))
-letters.pre_tokenizer, letters.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
+letters.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+letters.decoder = decoders.ByteLevel()
 TOKENIZER = PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="</s>", pad_token="<pad>", padding_side="left")
 """
 _DRAFTS = {
@@ -147,7 +149,8 @@ def _tensor(value: Tensor, seed: int) -> str:
 
 def _wrapped(draw: Draw) -> str:
     around = 'torch.autocast("cpu", torch.bfloat16)' if draw.wrapper == "autocast" else "contextlib.nullcontext()"
-    return f"def model():\n    m = base()\n    torch.manual_seed(1)\n{WRAPPERS[draw.wrapper]}    return m\ndef around():\n    return {around}\n"
+    made = f"def model():\n    m = base()\n    torch.manual_seed(1)\n{WRAPPERS[draw.wrapper]}    return m\n"
+    return made + f"def around():\n    return {around}\n"
 
 
 def _options(draw: Draw) -> str:
@@ -168,7 +171,8 @@ def _options(draw: Draw) -> str:
         text += (
             "    out = m.generate(**given, max_new_tokens=3, do_sample=False, return_dict_in_generate=True)\n"
             "    given['input_ids'] = torch.cat([out.sequences, X[:, :2].repeat(1, 2)[:, :2]], 1)\n"
-            "    given['attention_mask'] = torch.cat([M, torch.ones(ROWS, given['input_ids'].shape[1] - M.shape[1], dtype=M.dtype)], 1)\n"
+            "    new = torch.ones(ROWS, given['input_ids'].shape[1] - M.shape[1], dtype=M.dtype)\n"
+            "    given['attention_mask'] = torch.cat([M, new], 1)\n"
             f"    given[{name}] = out.past_key_values\n"
         )
     return text + "    return given\n"
