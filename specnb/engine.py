@@ -142,8 +142,11 @@ class Decoder:
         past = model_kwargs.get("cache", model_kwargs.get("past_key_values"))
         refusals.check_cache(past, made=generation_config.cache_implementation is not None)
         refusals.check_past(past, rows, pads)
-        extras = {name: batch.shift(value, pads, input_ids.shape) for name, value in model_kwargs.items()
-                  if name not in _FOR_ITS_LOOP and value is not None}  # fmt: skip
+        extras = {
+            name: batch.shift(value, pads, input_ids.shape)
+            for name, value in model_kwargs.items()
+            if name not in _FOR_ITS_LOOP and value is not None and not (isinstance(value, Mapping) and not value)
+        }
         feed = Feed(
             extras,
             batch.planes(model_kwargs.get("position_ids"), prompts, pads),
@@ -151,16 +154,12 @@ class Decoder:
             [*map(len, prompts)],
         )
         given = Given(input_ids, model_kwargs, feed, past)
+        refusals.check_length(model, rows)
         trial(model, rows, given, chosen.name != "plain")
         size = Size(max(map(len, prompts)) + min(room, 512) + 16, generation_config.prefill_chunk_size)
         run = drafters.Run(model, rows, chosen.options, sample, stops.eos, size, given,
                            self.assistant_model, self.tokenizer, self.assistant_tokenizer, self.probabilities, self.top_logprobs)  # fmt: skip
         target, drafter = drafters.assemble(chosen.name, run)
-        longest = max(map(len, prompts))
-        if target.hard_limit and target.limit is not None and longest > target.limit:
-            raise ValueError(
-                f"the prompt has {longest} tokens, but {type(model).__name__} has positions for {target.limit}: shorten the prompt."
-            )
         record = Record(
             self.logprobs,
             self.top_logprobs,

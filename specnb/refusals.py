@@ -12,6 +12,7 @@ from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
 
 from specnb import adapters
 from specnb.decoding.feed import forward_parameters
+from specnb.decoding.lm import has_table, positions
 from specnb.decoding.prepared import cached_length
 from specnb.fields import CACHES_REFUSED, NEW_FIELDS, NEW_PARAMETERS
 from specnb.options import BY_NAME, Method
@@ -174,6 +175,16 @@ def _drops(module: Any) -> bool:
     rates = [vars(module).get("p")] if isinstance(module, nn.modules.dropout._DropoutNd) else []
     rates.append(vars(module).get("attention_dropout"))
     return any(isinstance(rate, float) and rate > 0 for rate in rates)
+
+
+def check_length(model: PreTrainedModel, rows: Sequence[Row]) -> None:
+    """Raise ValueError for a prompt that is longer than a table of positions."""
+    config, longest = model.config.get_text_config(decoder=True), max(len(row.ids) for row in rows)
+    limit = positions(config)
+    if limit is not None and has_table(config) and longest > limit:
+        raise ValueError(
+            f"the prompt has {longest} tokens, but {type(model).__name__} has positions for {limit}: shorten the prompt."
+        )
 
 
 def check_past(past: Any, rows: Sequence[Row], pads: Sequence[int]) -> None:

@@ -88,16 +88,16 @@ def _shell(module: Any) -> Any:
 
 def layers_path(model: PreTrainedModel) -> str:
     """The path of the decoder's list of layers. Raises ValueError where there is no such list."""
-    depth = model.config.get_text_config(decoder=True).num_hidden_layers
+    config = model.config.get_text_config(decoder=True)
+    depth = config.num_hidden_layers
     try:
         decoder = model.get_decoder()
     except AttributeError as error:
         raise ValueError(f"{type(model).__name__} does not say where its decoder is ({error}).") from error
-    lists = [
-        (name, module)
-        for name, module in decoder.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == depth
-    ]
+    stacks = [(name, module) for name, module in decoder.named_modules() if isinstance(module, nn.ModuleList)]
+    lists = [(name, module) for name, module in stacks if len(module) == depth]
+    if not lists:  # some count two sublayers per layer
+        lists = [(name, module) for name, module in stacks if len(module) == getattr(config, "num_layers", 0)]
     if not lists:
         raise ValueError(f"{type(model).__name__} has no plain stack of {depth} decoder layers.")
     found = min(lists, key=lambda item: item[0].count("."))[1]

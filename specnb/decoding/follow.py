@@ -81,7 +81,7 @@ def follow(
     """
     if rolls_back:
         check_rollback(model, role)
-    feed = (given or Given()).feed if given else _own_feed(model, rows)
+    feed = given.feed if given else Feed()
     past = given.past if given else None
     more: dict[str, Any] = {"foreign_ids": foreign_ids, "hidden_states": hidden_states}
     if not keeps_to_standard(model, feed):
@@ -94,6 +94,8 @@ def follow(
             row.index: PreparedLM(model, [row], extras=feeds[row.index], rolls_back=rolls_back, **more) for row in rows
         }
         return OneByOne(lms)
+    if given is None:
+        feed = _own_feed(model, rows)
     more |= {"capacity": size.capacity, "prefill_chunk_size": size.prefill_chunk_size}
     if len(rows) > 1 and own_masks(model, feed):
         return OneByOne(

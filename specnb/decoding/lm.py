@@ -45,12 +45,12 @@ class LM:
     @property
     def limit(self) -> int | None:
         """Most tokens the model was made for; None where positions have no end."""
-        return getattr(self.config, "max_position_embeddings", None)
+        return positions(self.config)
 
     @property
     def hard_limit(self) -> bool:
         """Whether positions beyond the limit do not exist (a table of learned positions)."""
-        return not hasattr(self.config, "rope_parameters") and not hasattr(self.config, "rope_theta")
+        return has_table(self.config)
 
     def room(self, length: int) -> int | None:
         """Most tokens that may be drafted behind `length` tokens without changing what the model says of them; None: any."""
@@ -136,6 +136,17 @@ class LM:
     def hand_back(self, cache: Any, row: Row) -> Any:
         """Leave the row's tokens but the last in a transformers cache, as plain decoding would have; returns it."""
         raise NotImplementedError
+
+
+def positions(config: Any) -> int | None:
+    """Most tokens that a (text) config's model was made for; None where positions have no end."""
+    limit = getattr(config, "max_position_embeddings", None)
+    return limit if limit is not None and limit > 0 else None
+
+
+def has_table(config: Any) -> bool:
+    """Whether a (text) config's positions are a table of learned ones, which has an end."""
+    return not hasattr(config, "rope_parameters") and not hasattr(config, "rope_theta")
 
 
 def model_device(model: PreTrainedModel) -> torch.device:

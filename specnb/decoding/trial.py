@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -21,13 +22,14 @@ from transformers import PreTrainedModel
 from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.feed import PER_TOKEN
 from specnb.decoding.follow import Given, Size, check_rollback, follow, of_row
-from specnb.decoding.lm import LM, model_device
+from specnb.decoding.lm import LM, has_table, model_device, positions
 from specnb.decoding.prepared import arguments_of
 
 TOKENS = 4  # in the block: the first is certain, the others drafted
 _LONGEST = 48  # tokens of a prompt that is only text
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _HALF = 5e-2
+_FAMILIAR = ("torch.nn.modules.", "transformers.activations", "transformers.models.", "transformers.pytorch_utils")
 _TRIED: WeakKeyDictionary[PreTrainedModel, set[Any]] = WeakKeyDictionary()
 # Layers that scale the values of all tokens of a pass together.
 _DYNAMIC = ("torch.ao.nn.quantized.dynamic", "LinearActivationQuantizedTensor", "DynamicActivation")
@@ -102,7 +104,8 @@ def _difference(model: PreTrainedModel, rows: Sequence[Row], given: Given, rolls
     if len(rows) == 1 or all(name in PER_TOKEN for name in given.feed.extras):
         feeds = [given.feed if len(rows) == 1 else of_row(model, given.feed, r, row) for r, row in enumerate(rows)][:2]
         whole = bool(given.feed.extras) or given.feed.planes is not None
-        ids = [row.ids if whole else row.ids[:_LONGEST] for row in rows[:2]]
+        end = _end(model) if whole else min(_LONGEST, _end(model))
+        ids = [row.ids[:end] for row in rows[:2]]
         expected = [
             _plainly(model, torch.tensor([row]), arguments_of(model, row, **feed.with_positions()))[0]
             for row, feed in zip(ids, feeds, strict=True)
@@ -130,6 +133,13 @@ def _difference(model: PreTrainedModel, rows: Sequence[Row], given: Given, rolls
             for one, logits in zip(found, lm.logits(copies, [[] for _ in copies], [1 for _ in copies]), strict=True):
                 one.append(logits)
     return max(_distance(right, torch.cat(one)) for right, one in zip(expected, found, strict=True))
+
+
+def _end(model: PreTrainedModel) -> int:
+    """How long a prompt may be so that the tokens tried behind it have a position."""
+    config = model.config.get_text_config(decoder=True)
+    limit = positions(config)
+    return limit - TOKENS if limit is not None and has_table(config) else sys.maxsize
 
 
 def _plainly(model: PreTrainedModel, prompts: Tensor, arguments: Mapping[str, Any]) -> list[Tensor]:

@@ -110,7 +110,9 @@ def early_exit(model: PreTrainedModel, rows: Sequence[Row], exit: int, size: Siz
 
     Raises ValueError for an `exit` that the model does not have, and where its first layers do not run alone.
     """
-    depth = model.config.get_text_config(decoder=True).num_hidden_layers
+    path = layers_path(model)
+    layers: Any = model.get_submodule(path)
+    depth = len(layers)
     if not 1 <= exit < depth:
         raise ValueError(
             f"assistant_early_exit={exit} is not valid: {type(model).__name__} has {depth} layers, so give 1 to {depth - 1}."
@@ -125,8 +127,6 @@ def early_exit(model: PreTrainedModel, rows: Sequence[Row], exit: int, size: Siz
         halves = {i: lm.lower for i, lm in target.lms.items() if isinstance(lm, EarlyExitTarget)}
         if len(halves) == len(rows):
             return target, OneByOne(halves)
-    path = layers_path(model)
-    layers: Any = model.get_submodule(path)
     lower = borrow(model, {path: nn.ModuleList(list(layers)[:exit])})
     return target, follow(lower, rows, size, role="draft model")
 
