@@ -14,6 +14,7 @@ _HOME = {
     "cuda_graphs": "specnb.decoding.graphs",
     "decoder": "specnb.api",
     "load": "specnb.models",
+    "LoadError": "specnb.models",
     "load_mtp": "specnb.models.mtp",
     "save_pair": "specnb.models",
     "truncate": "specnb.models",
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from specnb.decoding.graphs import cuda_graphs as cuda_graphs
     from specnb.decoding.packed import pack as pack
     from specnb.decoding.packed import unpack as unpack
+    from specnb.models import LoadError as LoadError
     from specnb.models import Pair as Pair
     from specnb.models import load as load
     from specnb.models import save_pair as save_pair

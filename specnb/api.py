@@ -10,13 +10,15 @@ from torch import Tensor
 from transformers import PreTrainedModel, StopStringCriteria
 from transformers.generation.streamers import BaseStreamer
 
-from specnb import drafters, refusals
+from specnb import adapters, drafters, refusals
 from specnb.engine import Decoder
-from specnb.inputs import check_arguments, check_prompt, encode, unwrapped
-from specnb.listeners import Once, ended
+from specnb.inputs import check_arguments, check_prompt, encode, in_effect, plainly, unwrapped
+from specnb.listeners import ended
 from specnb.models import Pair
+from specnb.models.mistral import for_stop_strings
 from specnb.options import ASKED_BY, BY_NAME, METHODS, Method, unknown
-from specnb.resolve import OF_ASSISTANTS, OF_SPECNB, asks, method_name, resolve
+from specnb.resolve import OF_ASSISTANTS, OF_SPECNB, asks, method_name, of_config, resolve, settings
+from specnb.text import text_tokenizer
 from specnb.trace import GenerationResult, Step
 
 if TYPE_CHECKING:
@@ -63,8 +65,9 @@ def generate(
         top_logprobs: have them record so many (0 to 20) of the best tokens of target and drafter at each place.
         options: options of transformers' `generate()` under their names, drafting options (`num_assistant_tokens`,
             `num_assistant_tokens_schedule`, `assistant_confidence_threshold`, `max_matching_ngram_size`,
-            `verification`) among them. One given here decides; else the target's own generation config; nothing is
-            read from the draft's.
+            `verification`) among them. One given here decides, then a `generation_config` given here, then the target's
+            own; for the draft's length, schedule and confidence then the draft model's, as in transformers; then
+            specnb's default. `result.option_sources` says which it was. `temperature=0` is greedy.
 
     Returns:
         A `GenerationResult`; `.sequences` is what `generate()` would have returned.
@@ -76,37 +79,71 @@ def generate(
             told the end in any case.
     """
     with ended(streamer) as once:
-        return _generate(model, inputs, method, assistant_model, tokenizer, assistant_tokenizer, once, on_step, cancel,
-                         seed, probabilities, logprobs, top_logprobs, options)  # fmt: skip
+        return _checked(
+            model, inputs, method, options,
+            Decoder(None, None, assistant_model, assistant_tokenizer, tokenizer, once, on_step, cancel, BY_NAME["seed"].check(seed),
+                    probabilities=probabilities, logprobs=BY_NAME["logprobs"].check(logprobs),
+                    top_logprobs=BY_NAME["top_logprobs"].check(top_logprobs)),
+        )  # fmt: skip
 
 
-def _generate(model: Any, inputs: Any, method: Method | str | None, assistant_model: Any, tokenizer: Any, assistant_tokenizer: Any,
-              streamer: Once | None, on_step: Callable[[Step], object] | None, cancel: threading.Event | None, seed: int | None,
-              probabilities: bool, logprobs: bool, top_logprobs: int, options: dict[str, Any]) -> GenerationResult:  # fmt: skip
-    assistant_model, assistant_tokenizer = unwrapped("assistant_model", assistant_model, assistant_tokenizer)
+def _checked(
+    model: Any, inputs: Any, method: Method | str | None, options: dict[str, Any], engine: Decoder
+) -> GenerationResult:
+    """`generate` with what was bound in `engine`; what can be said of each argument alone is checked here."""
+    tokenizer, assistant_model, assistant_tokenizer = (
+        engine.tokenizer,
+        engine.assistant_model,
+        engine.assistant_tokenizer,
+    )
     if isinstance(model, Pair):
         pair, model = model, model.target
         tokenizer = tokenizer if tokenizer is not None else pair.tokenizer
         other = method is None and any(asks(options.get(option)) for option in ASKED_BY)
         if assistant_model is None and not other and method_name(method) in (None, *OF_ASSISTANTS):
             assistant_model, assistant_tokenizer = pair.assistant, pair.assistant_tokenizer
-    model, _ = unwrapped("model", model)
-    check_arguments(model, streamer and streamer.streamer, options.get("generation_config"))
+    assistant_model, assistant_tokenizer = unwrapped("assistant_model", assistant_model, assistant_tokenizer)
+    wrapper, (model, _) = model, unwrapped("model", model)
+    streamer = engine.streamer and engine.streamer.streamer
+    functions = {"streamer": streamer, "on_step": engine.on_step, "cancel": engine.cancel}
+    check_arguments(model, {**options, **functions, "tokenizer": tokenizer, "assistant_tokenizer": assistant_tokenizer})
     checked = {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
-    config = checked.get("generation_config") or model.generation_config
-    assistant = drafters.method_for(model, assistant_model, tokenizer, assistant_tokenizer)
-    chosen = resolve(method, checked, config, assistant)
-    refusals.check_options(checked)
+    engine.tokenizer, engine.assistant_model, engine.assistant_tokenizer = (
+        tokenizer,
+        assistant_model,
+        assistant_tokenizer,
+    )
+    with adapters.own_config(wrapper, model):
+        return _generate(model, inputs, method, checked, engine)
+
+
+def _generate(
+    model: PreTrainedModel, inputs: Any, method: Method | str | None, checked: dict[str, Any], engine: Decoder
+) -> GenerationResult:
+    """`generate` with its arguments unwrapped and looked at one by one; what belongs together is checked here."""
+    tokenizer, called = engine.tokenizer, checked.get("generation_config")
+    refusals.check_assistant(engine.assistant_model)
+    engine.assistant_for = drafters.method_for(model, engine.assistant_model, tokenizer, engine.assistant_tokenizer)
+    configs = settings(
+        of_config(called), model.generation_config, getattr(engine.assistant_model, "generation_config", None)
+    )
+    engine.method = resolve(method, checked, configs, engine.assistant_for)
+    refusals.check_cache_use(model, in_effect("use_cache", checked, model))
+    refusals.check_options({name: in_effect(name, checked, model) for name in refusals.REFUSED | checked.keys()})
     passed = {name: value for name, value in checked.items() if name not in OF_SPECNB}
     refusals.check_names(model, passed)
+    refusals.check_cache(passed.get("past_key_values", passed.get("cache")))
     passed = encode(model, inputs, passed, tokenizer)
     check_prompt(model, passed)
     refusals.check_model(model, passed)
-    stop_strings = passed.pop("stop_strings", None)
-    engine = Decoder(chosen, None, assistant_model, assistant_tokenizer, tokenizer, streamer, on_step, cancel, BY_NAME["seed"].check(seed),
-                     stopping(stop_strings if stop_strings is not None else config.stop_strings, tokenizer), probabilities, assistant,
-                     BY_NAME["logprobs"].check(logprobs), BY_NAME["top_logprobs"].check(top_logprobs))  # fmt: skip
-    if config.stop_strings is not None:
+    strings = in_effect("stop_strings", passed, model)
+    engine.stopping_criteria = stopping(strings, tokenizer)
+    engine.called = {**({} if called is None else vars(called)), **passed}
+    if engine.called.get("temperature") == 0:
+        engine.called["do_sample"] = False  # which it stands for
+    passed = plainly(passed, model)
+    passed.pop("stop_strings", None)
+    if strings is not None:  # transformers cannot build the criterion for a callable
         passed["stop_strings"] = None
     model.generate(**passed, custom_generate=engine)
     if engine.result is None:
@@ -134,11 +171,12 @@ def decoder(
 
     For code, or a pipeline, that calls `generate()` itself. What `generate()` does not hand to a callable is bound here:
     the assistant, tokenizers, streamer and stop strings; the rest goes to `generate()` as ever. Drafting options may be
-    given in either place; the call's decide. Where neither has one, transformers' own default applies, as it would there.
-    `.result` of the decoder is the last call's `GenerationResult`. Arguments as in `specnb.generate`.
+    given in either place; the call's decide. Where neither has one, the generation configs and the defaults are those
+    of `specnb.generate`. `.result` of the decoder is the last call's `GenerationResult`. Arguments as in
+    `specnb.generate`.
 
-    With `return_dict_in_generate`, scores, logits and cache are what `generate()` returns. The cache is a DynamicCache with all but
-    the last token, ready for the next turn; None where rows were padded or ended at different lengths.
+    With `return_dict_in_generate`, scores, logits and cache are what `generate()` returns. The cache is a DynamicCache
+    with all but the last token, ready for the next turn; None where rows were padded or ended at different lengths.
     """
     assistant_model, assistant_tokenizer = unwrapped("assistant_model", assistant_model, assistant_tokenizer)
     if method is not None and not isinstance(method, Method) and method not in METHODS:
@@ -155,7 +193,9 @@ def decoder(
 
 
 def stopping(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[StopStringCriteria]:
-    """The stop-string criterion, which transformers cannot build for a callable."""
+    """The stop-string criterion, which transformers cannot build for a callable. Refuses a tokenizer that is none."""
+    if tokenizer is not None:
+        text_tokenizer(tokenizer)
     if stop_strings is None or stop_strings == []:
         return []
     if tokenizer is None:
@@ -163,4 +203,4 @@ def stopping(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[S
     strings = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
     if not all(strings):
         raise ValueError("stop_strings holds an empty text, which every text ends with; leave it out.")
-    return [StopStringCriteria(getattr(tokenizer, "tokenizer", tokenizer), strings)]
+    return [StopStringCriteria(for_stop_strings(tokenizer), strings)]

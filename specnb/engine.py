@@ -7,15 +7,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.stopping_criteria import ConfidenceCriteria
 from transformers.generation.streamers import BaseStreamer
 
-from specnb import drafters, refusals
+from specnb import adapters, drafters, refusals
 from specnb.decoding import batch
 from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Row
@@ -27,10 +30,12 @@ from specnb.decoding.probabilities import Processors
 from specnb.decoding.record import Record
 from specnb.decoding.schedules import SCHEDULES
 from specnb.decoding.stops import Stops
+from specnb.decoding.trial import trial
 from specnb.decoding.verify import RULES
+from specnb.inputs import check_filled
 from specnb.listeners import Once, ended
 from specnb.options import BY_NAME, Method
-from specnb.resolve import OF_SPECNB, STANDARD, resolve
+from specnb.resolve import OF_SPECNB, STANDARD, Chosen, of_config, override, resolve, settings, sources_in_effect
 from specnb.text import step_pieces
 from specnb.trace import GenerationResult, Step
 from specnb.trace import Row as RowResult
@@ -57,7 +62,7 @@ class Decoder:
     `result` is the result of the last call. Nothing else is kept from call to call.
     """
 
-    method: Method | str | None = None
+    method: Method | str | Chosen | None = None
     options: Mapping[str, Any] | None = None
     assistant_model: PreTrainedModel | None = None
     assistant_tokenizer: Any = None
@@ -71,7 +76,11 @@ class Decoder:
     assistant_for: str | None = _UNCHECKED
     logprobs: bool = True
     top_logprobs: int = 0
+    called: dict[str, Any] | None = None  # what the call and its config set, where that is known
     result: GenerationResult | None = None
+
+    def __post_init__(self) -> None:
+        self.__signature__ = _handed_over()
 
     def __call__(self, model: PreTrainedModel, input_ids: Tensor, logits_processor: LogitsProcessorList,
                  stopping_criteria: StoppingCriteriaList, generation_config: GenerationConfig,
@@ -95,17 +104,25 @@ class Decoder:
                 stopping_criteria: StoppingCriteriaList, generation_config: GenerationConfig, method: Method | str | None,
                 seed: int | None, streamer: Once | None, model_kwargs: dict[str, Any]) -> Tensor | GenerateDecoderOnlyOutput:  # fmt: skip
         began, self.result = time.perf_counter(), None
+        asked = {name: model_kwargs.pop(name) for name in OF_SPECNB & model_kwargs.keys()}
         assistant = self.assistant_for
+        adapters.check(model)
         if assistant == _UNCHECKED:
             refusals.check_model(model, model_kwargs)
+            refusals.check_assistant(self.assistant_model)
             assistant = drafters.method_for(model, self.assistant_model, self.tokenizer, self.assistant_tokenizer)
+        check_filled(input_ids)
         refusals.check_options(generation_config)
+        refusals.check_cache_use(model, generation_config.use_cache)
         sample = bool(generation_config.do_sample)
-        chosen = drafters.with_defaults(self._method(method, generation_config, assistant), model, sample)
+        chosen, sources = self._method(method, asked, generation_config, model, assistant)
+        chosen = drafters.with_defaults(chosen, model, sample)
         seed = self.seed if seed is None else BY_NAME["seed"].check(seed)
         if sample and seed is None:
             seed = int.from_bytes(os.urandom(4), "little")
-        stops = Stops([*stopping_criteria, *self.stopping_criteria], self.cancel)
+        # What is_assistant brings along ends drafts, and never a text.
+        criteria = [criterion for criterion in stopping_criteria if type(criterion) is not ConfidenceCriteria]
+        stops = Stops([*criteria, *self.stopping_criteria], self.cancel)
         room = (stops.max_length or generation_config.max_length) - input_ids.shape[1]
         processors = Processors(logits_processor)
         refusals.check_rule(chosen, sample, processors)
@@ -123,11 +140,18 @@ class Decoder:
                 f"a streamer shows one row, but there are {len(rows)}; generate the prompts one by one to stream them."
             )
         past = model_kwargs.get("cache", model_kwargs.get("past_key_values"))
+        refusals.check_cache(past, made=generation_config.cache_implementation is not None)
         refusals.check_past(past, rows, pads)
         extras = {name: batch.shift(value, pads, input_ids.shape) for name, value in model_kwargs.items()
                   if name not in _FOR_ITS_LOOP and value is not None}  # fmt: skip
-        feed = Feed(extras, batch.planes(model_kwargs.get("position_ids"), prompts, pads), types_at_first(model))
-        given = Given(model_kwargs if len(rows) == 1 and prompts[0] == input_ids[0].tolist() else None, feed, past)
+        feed = Feed(
+            extras,
+            batch.planes(model_kwargs.get("position_ids"), prompts, pads),
+            types_at_first(model),
+            [*map(len, prompts)],
+        )
+        given = Given(input_ids, model_kwargs, feed, past)
+        trial(model, rows, given, chosen.name != "plain")
         size = Size(max(map(len, prompts)) + min(room, 512) + 16, generation_config.prefill_chunk_size)
         run = drafters.Run(model, rows, chosen.options, sample, stops.eos, size, given,
                            self.assistant_model, self.tokenizer, self.assistant_tokenizer, self.probabilities, self.top_logprobs)  # fmt: skip
@@ -158,10 +182,12 @@ class Decoder:
         def finish() -> Tensor:
             seconds = time.perf_counter() - began
             sequences = batch.join(input_ids, [row.ids[row.prompt_length :] for row in rows], pad)
+            effective = chosen.options | _in_effect(generation_config, room)
             self.result = GenerationResult(
-                chosen.name, [self._row(row) for row in rows], chosen.options | _in_effect(generation_config, room),
+                chosen.name, [self._row(row) for row in rows], effective,
                 seed if sample else None, seconds, lossy=chosen.options.get("assistant_ensemble_weight") is not None, target_passes=target.passes, sequences=sequences,
                 scores=record.scores, logits=record.logits,
+                option_sources=sources_in_effect(effective, sources, self.called, model.generation_config),
             )  # fmt: skip
             return sequences
 
@@ -192,13 +218,30 @@ class Decoder:
                 if self.on_step is not None:
                     self.on_step(step)
 
-    def _method(self, called: Method | str | None, config: GenerationConfig, assistant: str | None) -> Method:
-        """The method in effect: the call's options decide, then the bound ones, then the generation config's."""
-        in_call = {name: getattr(config, name, None) for name in OF_SPECNB}
-        in_call = {name: value for name, value in in_call.items() if value not in (None, False, STANDARD.get(name))}
-        method = called if called is not None else self.method
-        given = {} if isinstance(method, Method) else {**(self.options or {}), **in_call}
-        return resolve(method, given, config, assistant)
+    def _method(
+        self,
+        called: Method | str | None,
+        asked: Mapping[str, Any],
+        config: GenerationConfig,
+        model: PreTrainedModel,
+        assistant: str | None,
+    ) -> Chosen:
+        """The method in effect: the call's options decide, then the bound ones, then the configs'."""
+        if isinstance(self.method, Chosen):
+            return self.method
+        method, bound = called if called is not None else self.method, dict(self.options or {})
+        asked = {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in asked.items()}
+        if isinstance(method, Method):
+            bound = {}
+            if called is None and override({}, asked):  # the bound one's options with the call's
+                bound, method = dict(method.given), method.name
+        target = of_config(model.generation_config)
+        # generate() merged the configs: what is neither the target's nor transformers' default was in the call's.
+        own = {
+            name: value for name, value in of_config(config).items() if value != target.get(name, STANDARD.get(name))
+        }
+        configs = settings(own, model.generation_config, getattr(self.assistant_model, "generation_config", None))
+        return resolve(method, override(bound, asked), configs, assistant)
 
     def _row(self, row: Row) -> RowResult:
         ids = tuple(token for step in row.steps for token in step.emitted)
@@ -226,6 +269,17 @@ def _handed_back(target: LM, past: DynamicCache, rows: Sequence[Row]) -> Any:
         if held < len(rows) or len({len(row.ids) for row in rows}) > 1:
             return None
     return target.hand_back(past, rows[0])
+
+
+@cache
+def _handed_over() -> Signature:
+    """What `generate()` reads: it hands over, as given, the options that a callable's signature names.
+
+    So the call's drafting options arrive apart from those of the generation configs, which it merges.
+    """
+    *first, rest = list(signature(Decoder.__call__).parameters.values())[1:]
+    named = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in sorted(OF_SPECNB)]
+    return Signature([*first, *named, rest])
 
 
 def _in_effect(config: GenerationConfig, room: int) -> dict[str, Any]:

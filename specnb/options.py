@@ -17,7 +17,8 @@ class Option:
     """One option: its name, type, default, bounds and a line of help.
 
     `low` and `high` are inclusive bounds of validity (`low_open`, `high_open`: themselves excluded); `slider` is the range a
-    widget offers. `methods` lists the methods it belongs to; empty means every method.
+    widget offers. `methods` lists the methods it belongs to; empty means every method. `instead` says what to do where
+    a value is out of bounds.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Option:
     methods: tuple[str, ...] = ()
     group: str = "drafting"
     many: bool = False
+    instead: str = ""
 
     @property
     def allowed(self) -> str:
@@ -70,8 +72,13 @@ class Option:
         if good and self.high is not None:
             good = ok < self.high if self.high_open else ok <= self.high
         if not good:
-            raise ValueError(f"{self.name}={value!r} is not valid: {self.name} must be {self.allowed}.")
+            raise ValueError(f"{self.name}={value!r} is not valid: {self.name} must be {self.allowed}{self.remedy}.")
         return ok
+
+    @property
+    def remedy(self) -> str:
+        """What to do instead, as the end of a message; empty where there is nothing to add."""
+        return f" ({self.instead})" if self.instead else ""
 
 
 def _number(bound: float) -> str:
@@ -84,12 +91,14 @@ _DRAFTERS = (*_MODEL_DRAFTERS, "prompt_lookup")
 # fmt: off
 OPTIONS: tuple[Option, ...] = (
     Option("num_assistant_tokens", int, 5, "tokens drafted per step (the first step's, where a schedule changes it)",
-           low=1, slider=(1, 16), methods=_DRAFTERS),
+           low=1, slider=(1, 16), methods=_DRAFTERS, instead="method='plain' drafts nothing"),
     Option("num_assistant_tokens_schedule", str, None,
-           "how the draft length follows the acceptance: constant, heuristic (+2 when all were accepted, else -1), or adaptive "
-           "(what promises most tokens per second, from measured costs and acceptance). Left out: constant where "
-           "num_assistant_tokens is given or a drafter is sampled from (where adaptive would let the text depend on times), else adaptive",
-           choices=("constant", "heuristic", "adaptive"), methods=_DRAFTERS),
+           "how the draft length follows the acceptance: constant, heuristic (+2 when all were accepted, else -1; "
+           "heuristic_transient is the same: every call starts afresh), or adaptive (what promises most tokens per "
+           "second, from measured costs and acceptance). Left out: constant where num_assistant_tokens is given anywhere or a "
+           "drafter is sampled from, else heuristic in half precision (where block sizes may break ties differently, "
+           "so that adaptive would let the text depend on times), else adaptive",
+           choices=("constant", "heuristic", "heuristic_transient", "adaptive"), methods=_DRAFTERS),
     Option("assistant_confidence_threshold", float, 0.4,
            "a draft ends after a token the drafter itself gave less than this probability (0: never)",
            low=0, high=1, slider=(0, 1), methods=_MODEL_DRAFTERS),
@@ -104,16 +113,19 @@ OPTIONS: tuple[Option, ...] = (
     Option("verification", str, "token",
            "acceptance rule when sampling: token by token, or the whole block at once (never accepts fewer)",
            choices=("token", "block"), methods=_DRAFTERS),
-    Option("max_new_tokens", int, None, "most tokens to generate", low=1, slider=(1, 512), group="length"),
+    Option("max_new_tokens", int, None, "most tokens to generate", low=1, slider=(1, 512), group="length",
+           instead="left out, the model's own setting holds; for no new tokens, make no call"),
     Option("min_new_tokens", int, None, "no end of sequence before so many tokens", low=0, slider=(0, 256), group="length"),
-    Option("max_time", float, None, "seconds after which generation stops", low=0, low_open=True, group="length"),
+    Option("max_time", float, None, "seconds after which generation stops", low=0, low_open=True, group="length",
+           instead="left out, there is no limit"),
     Option("stop_strings", str, None, "text that ends the generation; may be given several times", many=True, group="length"),
     Option("do_sample", bool, None, "sample instead of taking the most probable token (greedy)", group="sampling"),
-    Option("temperature", float, None, "divides the logits: below 1 sharper, above 1 flatter",
-           low=0, low_open=True, slider=(0.1, 2), group="sampling"),
-    Option("top_k", int, None, "sample among the k most probable tokens (0: all)", low=0, slider=(0, 200), group="sampling"),
+    Option("temperature", float, None, "divides the logits: below 1 sharper, above 1 flatter; 0 is greedy",
+           low=0, slider=(0, 2), group="sampling"),
+    Option("top_k", int, None, "sample among the k most probable tokens (0: all)", low=0, slider=(0, 200),
+           group="sampling", instead="0 takes all"),
     Option("top_p", float, None, "sample among the fewest tokens that hold this probability",
-           low=0, low_open=True, high=1, slider=(0.05, 1), group="sampling"),
+           low=0, high=1, slider=(0.05, 1), group="sampling", instead="1 takes all"),
     Option("min_p", float, None, "sample among tokens with at least this share of the best token's probability",
            low=0, high=1, slider=(0, 1), group="sampling"),
     Option("repetition_penalty", float, None, "above 1: tokens already in the text become less probable",
@@ -175,6 +187,17 @@ def options_of(method: str) -> list[Option]:
 def default(option: str, method: str) -> Any:
     """The default of an option for a method."""
     return METHODS[method].defaults.get(option, BY_NAME[option].default)
+
+
+_OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+
+
+def greedy_at_zero(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of `generate()` with `temperature=0`, as users write it for greedy decoding, as `do_sample=False`."""
+    temperature = options.get("temperature")
+    if temperature is None or temperature != 0:
+        return dict(options)
+    return {name: value for name, value in options.items() if name not in _OF_SAMPLING} | {"do_sample": False}
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

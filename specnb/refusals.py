@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
 
+from specnb import adapters
 from specnb.decoding.feed import forward_parameters
 from specnb.decoding.prepared import cached_length
+from specnb.fields import CACHES_REFUSED, NEW_FIELDS, NEW_PARAMETERS
 from specnb.options import BY_NAME, Method
+from specnb.resolve import STANDARD
 
 if TYPE_CHECKING:
     from specnb.decoding.contracts import Row
@@ -27,19 +30,91 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "dola_layers": ((None,), "DoLa compares layers, which is another target than the model"),
     "constraints": ((None,), "constrained search needs beams"),
     "force_words_ids": ((None,), "constrained search needs beams"),
-    "use_cache": ((None, True), "every step relies on the cache"),
     "token_healing": ((None, False), "it rewrites the prompt"),
     "output_attentions": ((None, False), "rejected positions have no place in that output"),
     "output_hidden_states": ((None, False), "rejected positions have no place in that output"),
+    "speculation_type": ((None,), "drafters of that type are not built here"),
+    "synced_gpus": ((None, False), "each process decodes for itself and waits for no other"),
 }
+REFUSED = frozenset({*_REFUSED, "cache_implementation"})
 
 
 def check_options(options: Mapping[str, Any] | GenerationConfig) -> None:
     """Raise ValueError for an option (or generation-config value) that cannot be honoured exactly."""
+
+    def value_of(name: str) -> Any:
+        return options.get(name) if isinstance(options, Mapping) else getattr(options, name, None)
+
+    if value_of("is_assistant") and value_of("output_scores") and value_of("assistant_confidence_threshold") != 0:
+        raise ValueError(
+            "is_assistant=True together with output_scores ends a text at the first token that is less probable than "
+            "assistant_confidence_threshold, which is for drafts only: give is_assistant=False."
+        )
     for name, (harmless, why) in _REFUSED.items():
-        value = options.get(name) if isinstance(options, Mapping) else getattr(options, name, None)
+        value = value_of(name)
         if value not in harmless:
             raise ValueError(f"{name}={value!r} cannot be combined with speculative decoding: {why}. {_PLAIN}")
+    if value_of("cache_implementation") in CACHES_REFUSED:
+        raise ValueError(
+            f"cache_implementation={value_of('cache_implementation')!r} cannot be followed: the engine keeps keys and "
+            "values itself, as they are and where they are computed, neither offloaded, quantized nor paged. "
+            f"cache_implementation='dynamic' in the call decides over a generation config's. {_PLAIN}"
+        )
+    for name in NEW_FIELDS if isinstance(options, GenerationConfig) else NEW_FIELDS & options.keys():
+        value = value_of(name)
+        if value is not None and value != STANDARD.get(name):
+            raise ValueError(
+                f"{name}={value!r} is an option of a transformers newer than this specnb, which cannot tell what it "
+                f"does to the text: leave it out. {_PLAIN}"
+            )
+
+
+def check_cache_use(model: PreTrainedModel, use_cache: bool | None) -> None:
+    """Raise ValueError for a call that wants no cache. A model may: the text is the same, and the engine keeps a cache of its own."""
+    own = (model.config.get_text_config(decoder=True), model.config, model.generation_config)
+    if use_cache is False and not any(getattr(config, "use_cache", None) is False for config in own):
+        raise ValueError(
+            f"use_cache=False cannot be combined with speculative decoding: every step relies on the cache. {_PLAIN}"
+        )
+
+
+def check_assistant(assistant: PreTrainedModel | None) -> None:
+    """Raise ValueError for a draft model that drafts in a way that is not built here, or whose adapters cannot."""
+    if assistant is None:
+        return
+    adapters.check(assistant)
+    kind = getattr(getattr(assistant, "generation_config", None), "speculation_type", None)
+    if kind is not None:
+        raise ValueError(
+            f"the draft model's generation config has speculation_type={kind!r}: drafters of that type are not built "
+            f"here. {_PLAIN}"
+        )
+
+
+def check_cache(past: Any, made: bool = False) -> None:
+    """Raise ValueError for a given cache that the engine's own would not stand for.
+
+    `made` says that `generate()` made it, as `cache_implementation` asked for.
+    """
+    if past is None or made or (type(past) is DynamicCache and not _offloads(past)):
+        return
+    if not isinstance(past, Cache):
+        kind = type(past).__name__
+        raise ValueError(
+            f"past_key_values (cache) must be a DynamicCache, not a {kind}; left out, the engine keeps its own."
+        )
+    what = "DynamicCache(offloading=True)" if type(past) is DynamicCache else type(past).__name__
+    raise ValueError(
+        f"the cache given is a {what}, which the engine neither reads nor fills: give a DynamicCache, or no "
+        f"cache at all. {_PLAIN}"
+    )
+
+
+def _offloads(past: Cache) -> bool:
+    """Whether a cache moves or changes what it stores, by its own flag or its layers' kind."""
+    return bool(getattr(past, "offloading", False)) or any(
+        name in type(layer).__name__ for layer in past.layers for name in ("Quantized", "Static")
+    )
 
 
 def check_names(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
@@ -49,6 +124,16 @@ def check_names(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
         *signature(type(model).generate).parameters,
         *forward_parameters(type(model)),
     }
+    if options.get("custom_generate") is not None:
+        raise ValueError(
+            "custom_generate= is what specnb.generate itself gives to generate(): leave it out, or call "
+            "model.generate(..., custom_generate=specnb.decoder(...)) yourself."
+        )
+    for name in NEW_PARAMETERS & options.keys():
+        if options[name] is not None:
+            raise ValueError(f"{name}= is an argument of a transformers newer than this specnb: leave it out. {_PLAIN}")
+    for name in adapters.PER_ROW & options.keys():
+        adapters.refuse_per_row(name)
     for name in options:
         near = [] if name in known else get_close_matches(name, [*known, *BY_NAME], 1, 0.85)
         if near:

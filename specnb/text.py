@@ -2,14 +2,53 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
-_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
 _CONTEXT = 8  # tokens of context kept: more than the 4 bytes a character can span
 _WINDOW = 24  # tokens decoded together before the window is cut
+_UNKNOWN = (LookupError, ValueError, TypeError, OverflowError)  # what tokenizers raise for an id that they do not have
+_SPECIAL: WeakKeyDictionary[Any, tuple[Any, frozenset[int]]] = WeakKeyDictionary()
+
+
+def text_tokenizer(tokenizer: Any) -> Any:
+    """What turns ids into text and back: the tokenizer itself, or the one inside a processor.
+
+    A tokenizer may have an attribute `tokenizer` too (transformers' `MistralCommonBackend`), which is something else.
+    Raises ValueError, with what to give instead, for a thing that is neither.
+    """
+    for found in (tokenizer, getattr(tokenizer, "tokenizer", None)):
+        if hasattr(found, "decode") and hasattr(found, "convert_ids_to_tokens"):
+            return found
+    what = f"the name {tokenizer!r}" if isinstance(tokenizer, str) else f"a {type(tokenizer).__name__}"
+    raise ValueError(
+        f"the tokenizer must be one of transformers' tokenizers or processors, not {what}: load it with "
+        "AutoTokenizer.from_pretrained(NAME), or wrap it (PreTrainedTokenizerFast(tokenizer_object=...), "
+        "MistralCommonBackend)."
+    )
+
+
+def is_mistral_common(tokenizer: Any) -> bool:
+    """Whether this is transformers' `MistralCommonBackend`, which does without parts that other tokenizers have."""
+    return any(kind.__name__ == "MistralCommonBackend" for kind in type(tokenizer).__mro__)
+
+
+def has_chat_template(tokenizer: Any) -> bool:
+    """Whether the tokenizer (or processor) can make a chat of messages; Mistral's own has its template in code."""
+    return _chat_tokenizer(tokenizer) is not None
+
+
+def _chat_tokenizer(tokenizer: Any) -> Any:
+    """The processor, or its tokenizer, whichever has the chat template; None if neither has one."""
+    for found in (tokenizer, getattr(tokenizer, "tokenizer", None)):
+        if getattr(found, "chat_template", None) or is_mistral_common(found):
+            return found
+    return None
 
 
 class Detokenizer:
@@ -22,10 +61,10 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Any, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor decodes through its tokenizer
-        self._skip = skip_special_tokens
+        self._tokenizer = text_tokenizer(tokenizer)
         self._special = _special_ids(self._tokenizer) if skip_special_tokens else frozenset()
-        self._bytes: dict[int, bool] = {}
+        self._options = _decode_options(self._tokenizer, skip_special_tokens)
+        self._kinds: dict[int, str] = {}
         self._reset()
 
     def _reset(self) -> None:
@@ -57,10 +96,11 @@ class Detokenizer:
         return rest
 
     def _push(self, token: int) -> str:
-        if token in self._special:
+        kind = "" if token in self._special else self._kind(token)
+        if not kind:
             return ""
         self._ids.append(token)
-        if self._is_byte(token):
+        if kind == "byte":
             return ""
         text = self._decode(self._ids)
         # Only a last replacement character can still turn into something else.
@@ -82,14 +122,19 @@ class Detokenizer:
         self._limit = 2 * len(self._ids)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        text = self._tokenizer.decode(ids, skip_special_tokens=self._skip, clean_up_tokenization_spaces=False)
-        return str(text)
+        return str(self._tokenizer.decode(ids, **self._options))
 
-    def _is_byte(self, token: int) -> bool:
-        known = self._bytes.get(token)
+    def _kind(self, token: int) -> str:
+        """ "byte" for a byte-fallback token, "text" for others, "" for an id that the tokenizer does not have."""
+        known = self._kinds.get(token)
         if known is None:
-            name = self._tokenizer.convert_ids_to_tokens(token)
-            known = self._bytes[token] = isinstance(name, str) and _BYTE.fullmatch(name) is not None
+            try:
+                name = self._tokenizer.convert_ids_to_tokens(token)
+            except _UNKNOWN:
+                known = ""
+            else:
+                known = "byte" if isinstance(name, str) and BYTE.fullmatch(name) else "text"
+            self._kinds[token] = known
         return known
 
 
@@ -121,19 +166,23 @@ def prompt_inputs(
     """
     if not isinstance(prompt, str):
         raise ValueError(f"the prompt must be one text, not a {type(prompt).__name__}; give several one by one.")
-    has_template = bool(getattr(tokenizer, "chat_template", None))
-    if not has_template and (chat or system is not None):
+    template = _chat_tokenizer(tokenizer)
+    if template is None and (chat or system is not None):
         what = "a system message needs" if system is not None else "a chat needs"
         raise ValueError(f"{what} a chat template, and this model's tokenizer has none.")
     if system is not None and chat is False:
         raise ValueError("a system message needs the chat template: leave the chat on.")
-    if not (has_template if chat is None else chat):
+    if template is None or chat is False:
         return {"inputs": prompt}
     messages = [] if system is None else [{"role": "system", "content": system}]
     messages.append({"role": "user", "content": prompt})
-    encoded = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
-    )
+    try:
+        encoded = template.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+        )
+    except Exception as error:  # of the template's own kind: it may take no system message, say
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"this model's chat template does not take {_roles(messages)}: {said}") from error
     # With the mask: without it, generate() takes pad ids within the template for padding.
     return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
 
@@ -144,9 +193,39 @@ def _closed(texts: list[str], rest: str) -> list[str]:
     return texts
 
 
+def _roles(messages: Sequence[Mapping[str, str]]) -> str:
+    return " and ".join(f"a {message['role']} message" for message in messages)
+
+
+def _decode_options(tokenizer: Any, skip: bool) -> dict[str, bool]:
+    """The options of `decode` as far as this tokenizer's takes them."""
+    wanted = {"skip_special_tokens": skip, "clean_up_tokenization_spaces": False}
+    try:
+        taken = inspect.signature(tokenizer.decode).parameters
+    except (TypeError, ValueError):  # not written in Python
+        return wanted
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+        return wanted
+    return {name: value for name, value in wanted.items() if name in taken}
+
+
 def _special_ids(tokenizer: Any) -> frozenset[int]:
-    """The ids that `skip_special_tokens=True` leaves out."""
-    candidates = set(getattr(tokenizer, "all_special_ids", ()))
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    candidates |= {token for token, entry in added.items() if getattr(entry, "special", False)}
-    return frozenset(token for token in candidates if tokenizer.decode([token], skip_special_tokens=True) == "")
+    """The ids that `skip_special_tokens=True` leaves out; remembered while the special tokens stay the same."""
+    candidates = frozenset(getattr(tokenizer, "all_special_ids", ()))
+    added = getattr(tokenizer, "added_tokens_decoder", None)
+    if isinstance(added, Mapping):
+        candidates |= {token for token, entry in added.items() if getattr(entry, "special", False)}
+    try:
+        known = _SPECIAL.get(tokenizer)
+    except TypeError:  # no weak references to it
+        return _left_out(tokenizer, candidates)
+    if known is None or known[0] != candidates:
+        known = _SPECIAL[tokenizer] = candidates, _left_out(tokenizer, candidates)
+    return known[1]
+
+
+def _left_out(tokenizer: Any, candidates: frozenset[int]) -> frozenset[int]:
+    options = _decode_options(tokenizer, skip=True)
+    if "skip_special_tokens" not in options:
+        return candidates
+    return frozenset(token for token in candidates if tokenizer.decode([token], **options) == "")

@@ -117,7 +117,9 @@ class GenerationResult:
 
     `sequences` is what transformers' `generate()` would return (`[rows, length]`, long; None in a result read from
     JSON). One row: `.text`, `.ids`, `.tokens`, `.finish_reason`; several: `.rows[i]` has the same. `options` are the ones in
-    effect, `seed` the seed used (None when greedy), `lossy` whether the method changes the target's distribution.
+    effect, `option_sources` says where each of them comes from ("call", the "target"'s or the "assistant"'s generation
+    config, or "default"), `seed` the seed used (None when greedy), `lossy` whether the method changes the target's
+    distribution.
     With `output_scores` and `output_logits`, `scores` and `logits` are what `generate()` returns under these names: a tuple with
     one float32 `[rows, vocab]` per token, after and before the logits processors (None in a result read from JSON).
     """
@@ -132,6 +134,7 @@ class GenerationResult:
     sequences: Any = field(default=None, repr=False, compare=False)
     scores: Any = field(default=None, repr=False, compare=False)
     logits: Any = field(default=None, repr=False, compare=False)
+    option_sources: Mapping[str, str] = field(default_factory=dict)
 
     # ---- one row
     @property

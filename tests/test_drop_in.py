@@ -323,7 +323,7 @@ CONFLICTS: dict[str, tuple[dict[str, Any], str]] = {
     "threshold": ({"assistant_model": D, "assistant_confidence_threshold": 1.5}, "assistant_confidence_threshold=1.5"),
     "schedule": ({"assistant_model": D, "num_assistant_tokens_schedule": "constnat"}, "num_assistant_tokens_schedule"),
     "verification": ({"assistant_model": D, "verification": "blok"}, "verification"),
-    "temperature": ({"assistant_model": D, "temperature": 0, "do_sample": True}, "temperature"),
+    "temperature": ({"assistant_model": D, "temperature": -1, "do_sample": True}, "temperature"),
     "seed": ({"assistant_model": D, "seed": -1}, "seed=-1"),
     "max_new_tokens": ({"assistant_model": D, "max_new_tokens": 0}, "max_new_tokens=0"),
     "misspelt": ({"assistant_model": D, "max_new_tokns": 4}, "max_new_tokns"),
@@ -349,7 +349,7 @@ def test_a_text_needs_a_tokenizer_and_some_text() -> None:
         with pytest.raises(ValueError, match="empty"):
             specnb.generate(T, ["a", ""], tokenizer=tokenizer, max_new_tokens=3)
         for wrong in ([3, 4], 7):
-            with pytest.raises(TypeError, match="inputs must be"):
+            with pytest.raises(ValueError, match="inputs must be"):
                 specnb.generate(T, wrong, tokenizer=tokenizer, max_new_tokens=3)  # type: ignore[arg-type]
 
 

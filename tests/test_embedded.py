@@ -130,9 +130,14 @@ def test_load_by_name(name: str, said: list[str]) -> None:
 def test_other_surprises_are_reported(said: list[str], tmp_path: Path) -> None:
     shutil.copytree(embedded.FOLDER / "tiny-glm4-moe", tmp_path / "odd")
     file = tmp_path / "odd" / "model.safetensors"
-    save_file(load_file(file) | {"model.layers.9.odd": torch.zeros(1)}, file, metadata={"format": "pt"})
-    specnb.load(tmp_path / "odd")
-    assert len(said) == 1 and "model.layers.9.odd" in said[0]
+    tensors = load_file(file)
+    save_file(tensors | {"v_head.weight": torch.zeros(1)}, file, metadata={"format": "pt"})
+    specnb.load(tmp_path / "odd")  # a part that the model does not have, which changes no text
+    assert len(said) == 1 and "v_head.weight" in said[0]
+    save_file(tensors | {"model.layers.9.odd": torch.zeros(1)}, file, metadata={"format": "pt"})
+    with pytest.raises(specnb.LoadError, match="the config has no place for model.layers.9.odd"):
+        specnb.load(tmp_path / "odd")
+    assert len(said) == 1
 
 
 def test_held_out_prompts_are_in_no_training_text() -> None:

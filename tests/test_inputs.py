@@ -76,8 +76,8 @@ def test_short_names_of_dtypes() -> None:
 
 PROMPTS: list[tuple[Any, dict[str, Any], str]] = [
     (None, {}, "there is no prompt"),
-    (X[0], {}, r"\[rows, length\], not \[6\] of torch.int64"),
-    (X[:, :0], {}, r"not \[1, 0\]"),
+    (X[0], {}, r"\[rows, length\], not a tensor \[6\] of torch.int64"),
+    (X[:, :0], {}, r"empty"),
     (X.float(), {}, "whole numbers"),
     (torch.tensor([[3, 64]]), {}, "holds the id 64.*0 to 63"),
     (torch.tensor([[3, -1]]), {}, "holds the id -1"),

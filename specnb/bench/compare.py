@@ -68,6 +68,9 @@ def compare(
         raise ValueError(
             f"compare() needs at least one prompt, repeats >= 1 and warmup >= 0, not {len(texts)}, {repeats!r} and {warmup!r}."
         )
+    for number, one in enumerate(texts, 1):
+        if isinstance(one, str) and not one.strip():
+            raise ValueError(f"prompt {number} of {len(texts)} is empty: give some text.")
     device = getattr(target, "device", None)
 
     def encoded(one: Any) -> dict[str, Any]:

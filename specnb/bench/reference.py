@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from specnb.decoding.borrow import borrow
 from specnb.models.mtp import numbered
-from specnb.options import default
+from specnb.options import default, greedy_at_zero
 
 _DRAFT = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 
@@ -51,7 +51,7 @@ class Reference:
                 for one in inputs:
                     prompt = one.get("input_ids", one.get("inputs"))
                     began = time.perf_counter()
-                    out = model.generate(**one, **{**self.common, "max_new_tokens": tokens, **own})
+                    out = model.generate(**one, **greedy_at_zero({**self.common, "max_new_tokens": tokens, **own}))
                     seconds += time.perf_counter() - began
                     ids.append(out[0, prompt.shape[1] :].tolist())
         except Exception as error:

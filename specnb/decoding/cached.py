@@ -12,7 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from specnb.decoding.borrow import Capture, borrow
-from specnb.decoding.contracts import Row
+from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.fast import fastest
 from specnb.decoding.feed import PER_TOKEN, Feed, cache_keyword, forward_parameters
 from specnb.decoding.graphs import Graphs, Pass, recorder
@@ -32,7 +32,7 @@ class CachedLM(LM):
         store: a store to share with another CachedLM that runs other layers of the same model.
         foreign_ids: ids beyond its vocabulary (of a target with a larger one) are read as its last token.
 
-    Raises ValueError for several rows or CUDA graphs where the model makes masks of its own (`own_masks`).
+    Raises Unsupported for several rows or CUDA graphs where the model makes masks of its own (`own_masks`).
     """
 
     def __init__(self, model: PreTrainedModel, rows: Sequence[Row], *, capacity: int = 0, prefill_chunk_size: int | None = None,
@@ -64,7 +64,7 @@ class CachedLM(LM):
         ):
             reason = own_masks(given, self._feed) if wanted else None
             if reason:
-                raise ValueError(f"{what} with {self.config.model_type!r}: {reason}. {remedy}")
+                raise Unsupported(f"{what} with {self.config.model_type!r}: {reason}. {remedy}")
         self._graphs = Graphs(self.store, record, self.device) if record else None
         held = 0 if past is None else past.get_seq_length()
         if past is not None and held:
@@ -151,6 +151,7 @@ def own_masks(model: PreTrainedModel, feed: Feed) -> str | None:
     windows = {layer.window for layer in RowStore(model.config, [0], 0).row_layers} - {None}
     own = config.model_type in _OWN_MASKS or getattr(config, "attention_chunk_size", None) or len(windows) > 1
     placed = "position_ids" in forward_parameters(type(model))
-    if own or not placed or any(name in feed.extras for name in PER_TOKEN):
+    typed = "token_type_ids" in feed.extras or (feed.once and any(name in feed.extras for name in PER_TOKEN))
+    if own or not placed or typed:
         return "its layers build their own masks or positions from a 2-D mask"
     return None

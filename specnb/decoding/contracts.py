@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from specnb.decoding.probabilities import Law, Processors
 
 
+class Unsupported(ValueError):
+    """A model, or rows of it, cannot be decoded exactly; the message names what is in the way."""
+
+
 class Draft(NamedTuple):
     """Proposed token ids, and the law each was drawn from.
 

@@ -20,8 +20,8 @@ PER_TOKEN = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 # Their own preparation leaves the types of image tokens out after the first pass, and nothing else.
 _TYPES_AT_FIRST = ("gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "gemma4_unified",
                    "gemma4_unified_text")  # fmt: skip
-# Their cache holds more than the text: image states before it, say.
-_CACHES_MORE = ("git", "cpmant")
+# Their cache holds more than a slot per token: image states before the text, slots of a prompt of its own, one for each loop.
+_CACHES_MORE = ("cpmant", "dory", "git")
 # Inputs that belong to the first pass; where transformers has no such list, all do.
 _FIRST_PASS: Collection[str] | None = getattr(generation, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", None)
 
@@ -31,12 +31,14 @@ class Feed:
     """What `generate()` prepared for rows, beside ids, mask and cache.
 
     `extras` are the model's further arguments: images, token types. `planes` are position ids `[..., rows, length]` where
-    they are not 0, 1, 2, ...; a row continues each plane one by one.
+    they are not 0, 1, 2, ...; a row continues each plane one by one. `once`: token types are for the first pass only;
+    `lengths` are those of the prompts.
     """
 
     extras: Mapping[str, Any] = field(default_factory=dict)
     planes: Tensor | None = None
     once: bool = False
+    lengths: Sequence[int] = ()
 
     def positions(self, slots: Tensor, rows: Sequence[int]) -> Tensor:
         """The position ids of the tokens in `slots` `[rows, width]`."""
@@ -50,6 +52,10 @@ class Feed:
         table = planes.expand(*planes.shape[:-2], slots.shape[0], -1)
         return table.gather(-1, known) + (slots - last).clamp(min=0)
 
+    def with_positions(self) -> dict[str, Any]:
+        """The same as arguments for `generate()`."""
+        return {**self.extras, **({} if self.planes is None else {"position_ids": self.planes})}
+
     def beside(self, slots: Tensor, rows: Sequence[int], first: bool) -> dict[str, Any]:
         """The further arguments of a pass over `slots`."""
         if not self.extras:
@@ -58,20 +64,20 @@ class Feed:
         for name, value in self.extras.items():
             if name in PER_TOKEN and isinstance(value, Tensor):
                 if first or not self.once:
-                    given[name] = _types(name, value, slots, rows)
+                    given[name] = _types(name, value, slots, rows, self.lengths)
             elif first or (not self.once and _FIRST_PASS is not None and name not in _FIRST_PASS):
                 given[name] = value
         return given
 
 
-def _types(name: str, types: Tensor, slots: Tensor, rows: Sequence[int]) -> Tensor:
+def _types(name: str, types: Tensor, slots: Tensor, rows: Sequence[int], lengths: Sequence[int]) -> Tensor:
     """The types of the tokens in `slots`: as given, then the last one's, or 0 (text) for multimodal ones."""
-    types = types.to(slots.device)
-    if types.shape[0] > 1:
-        types = types[list(rows)]
-    new = types[:, -1:] if name == "token_type_ids" else torch.zeros_like(types[:, -1:])
-    known = types.expand(slots.shape[0], -1).gather(1, slots.clamp(max=types.shape[1] - 1))
-    return torch.where(slots < types.shape[1], known, new)
+    rows = rows if len(lengths) > 1 else [0]
+    types = types.to(slots.device).expand(len(lengths), -1)[list(rows)]
+    ends = torch.tensor([[lengths[row]] for row in rows], device=slots.device)
+    new = types.gather(1, ends - 1) if name == "token_type_ids" else torch.zeros_like(types[:, -1:])
+    known = types.gather(1, slots.clamp(max=types.shape[1] - 1))
+    return torch.where(slots < ends, known, new)
 
 
 def own_preparation(model: PreTrainedModel) -> str | None:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.decoding.batch import planes
 from specnb.decoding.cached import CachedLM, own_masks
-from specnb.decoding.contracts import Row
+from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.feed import (
     PER_TOKEN,
     Feed,
@@ -30,15 +31,22 @@ from specnb.decoding.store import other_layers
 
 @dataclass(frozen=True)
 class Given:
-    """What `generate()` prepared for the target beside its token ids.
+    """What `generate()` prepared for the target.
 
-    `arguments` are as they came, if the rows are as they came, too (one row without padding); `feed` is aligned with the rows;
-    `past` the cache to use, empty or holding the beginning of the only row.
+    `prompts` `[rows, length]` and `arguments` are as they came; `feed` has what is in the arguments aligned with the rows, without
+    padding; `past` is the cache to use, empty or holding the beginning of the only row.
     """
 
-    arguments: Mapping[str, Any] | None = None
+    prompts: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.long))
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     feed: Feed = field(default_factory=Feed)
     past: Any = None
+
+    def as_prepared(self, row: Row) -> Mapping[str, Any] | None:
+        """The arguments, where `row` is the only one and came without padding, for decoding with a cache."""
+        if self.arguments.get("use_cache") is False:
+            return None
+        return self.arguments if self.prompts.tolist() == [row.ids[: row.prompt_length]] else None
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ def follow(
         rolls_back: whether drafts will be rejected.
         fast: makes the LM of a model that keeps to the standard.
 
-    Raises ValueError for a model or rows that cannot be followed, naming what is in the way.
+    Raises Unsupported for a model or rows that cannot be followed, naming what is in the way.
     """
     if rolls_back:
         check_rollback(model, role)
@@ -78,10 +86,10 @@ def follow(
     more: dict[str, Any] = {"foreign_ids": foreign_ids, "hidden_states": hidden_states}
     if not keeps_to_standard(model, feed):
         if len(rows) == 1:
-            arguments = given.arguments if given else None
-            extras = _with_positions(feed)
+            arguments = given.as_prepared(rows[0]) if given else None
+            extras = feed.with_positions()
             return PreparedLM(model, rows, arguments=arguments, extras=extras, past=past, rolls_back=rolls_back, **more)
-        feeds = {row.index: _with_positions(_of_row(model, feed, r, row)) for r, row in enumerate(rows)}
+        feeds = {row.index: of_row(model, feed, r, row).with_positions() for r, row in enumerate(rows)}
         lms: dict[int, LM] = {
             row.index: PreparedLM(model, [row], extras=feeds[row.index], rolls_back=rolls_back, **more) for row in rows
         }
@@ -89,24 +97,24 @@ def follow(
     more |= {"capacity": size.capacity, "prefill_chunk_size": size.prefill_chunk_size}
     if len(rows) > 1 and own_masks(model, feed):
         return OneByOne(
-            {row.index: fast(model, [row], feed=_of_row(model, feed, r, row), **more) for r, row in enumerate(rows)}
+            {row.index: fast(model, [row], feed=of_row(model, feed, r, row), **more) for r, row in enumerate(rows)}
         )
     return fast(model, rows, feed=feed, past=past if len(rows) == 1 else None, **more)
 
 
 def keeps_to_standard(model: PreTrainedModel, feed: Feed) -> bool:
     """Whether `CachedLM` can feed the model and keep its cache."""
-    if own_preparation(model) or (feed.extras and caches_more(model)) or other_layers(model.config):
+    if own_preparation(model) or caches_more(model) or other_layers(model.config):
         return False
     return cache_keyword(parameters := forward_parameters(type(model))) in parameters
 
 
 def check_rollback(model: PreTrainedModel, role: str) -> None:
-    """Raise ValueError, naming model and layers, where a rejected draft cannot be taken back."""
+    """Raise Unsupported, naming model and layers, where a rejected draft cannot be taken back."""
     name = type(model).__name__
     if getattr(model, "_is_stateful", False):
         kinds = ", ".join(sorted(set(other_layers(model.config).values()))) or "kept outside the cache"
-        raise ValueError(
+        raise Unsupported(
             f"the {role} ({name}) has layers with a running state ({kinds}) that cannot be rolled back after a rejection: "
             + ("use method='plain', or a target" if role == "target" else "use a draft model")
             + " whose layers are all attention layers."
@@ -120,22 +128,19 @@ def _own_feed(model: PreTrainedModel, rows: Sequence[Row]) -> Feed:
     prepared = [arguments_of(model, row.ids)["position_ids"] for row in rows]
     width = max(one.shape[-1] for one in prepared)
     table = torch.cat([torch.nn.functional.pad(one, (0, width - one.shape[-1])) for one in prepared], -2)
-    return Feed(planes=planes(table, [row.ids for row in rows], [0] * len(rows)))
+    lengths = [len(row.ids) for row in rows]
+    return Feed(planes=planes(table, [row.ids for row in rows], [0] * len(rows)), lengths=lengths)
 
 
-def _with_positions(feed: Feed) -> dict[str, Any]:
-    return {**feed.extras, **({} if feed.planes is None else {"position_ids": feed.planes})}
-
-
-def _of_row(model: PreTrainedModel, feed: Feed, r: int, row: Row) -> Feed:
-    """What belongs to one of several rows. Raises ValueError for what cannot be told apart."""
+def of_row(model: PreTrainedModel, feed: Feed, r: int, row: Row) -> Feed:
+    """What belongs to one of several rows. Raises Unsupported for what cannot be told apart."""
     n, extras = len(row.ids), {}
     for name, value in feed.extras.items():
         if name not in PER_TOKEN:
-            raise ValueError(
+            raise Unsupported(
                 f"several rows with {name} cannot be decoded with {type(model).__name__}, which takes one row at a time here: "
                 "generate the prompts one by one."
             )
         extras[name] = value[min(r, len(value) - 1) :][:1, :n]
     own = None if feed.planes is None else feed.planes[..., min(r, feed.planes.shape[-2] - 1), None, :n]
-    return Feed(extras, own, types_at_first(model))
+    return Feed(extras, own, types_at_first(model), [n])

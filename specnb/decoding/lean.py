@@ -44,7 +44,8 @@ class LeanNorm(Stand):
 
     def forward(self, x: Tensor) -> Tensor:
         own = self.__dict__
-        if x.dtype is not torch.float32:
+        scale = own["both"][0]
+        if x.dtype is not torch.float32 or (scale is not None and len(scale) != x.shape[-1]):
             return own["layer"](x)  # type: ignore[no-any-return]
         return torch.rms_norm(x, x.shape[-1:], *own["both"])
 

@@ -16,7 +16,7 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from specnb.decoding.borrow import Capture, borrow
-from specnb.decoding.contracts import Row
+from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.fast import fastest
 from specnb.decoding.feed import cache_keyword, forward_parameters
 from specnb.decoding.lm import LM, model_device
@@ -64,6 +64,7 @@ class PreparedLM(LM):
         self._started = False
         self._floor = 0  # the cache cannot be taken back further
         self._records = False
+        self._fixed: set[int] = set()  # layers of the cache that do not grow with the text: they hold an image
         self._ids: list[int] = []  # what the cache holds
         # of generate(), by length of the text
         self._arguments: dict[int, dict[str, Any]] = (
@@ -91,6 +92,7 @@ class PreparedLM(LM):
             self._record(self._cache)
         else:
             arguments = arguments | {name: self._cache}
+        before = _lengths(self._cache)
         with torch.no_grad():
             inputs = self.model.prepare_inputs_for_generation(
                 ids, next_sequence_length=len(new) if start else None, is_first_iteration=not self._started, **arguments
@@ -99,6 +101,8 @@ class PreparedLM(LM):
                 inputs["logits_to_keep"] = max(keep, 1)
             out = self.model(**inputs, return_dict=True)
         self._took(out)
+        after = _lengths(self._cache)
+        self._fixed |= {i for i, n in enumerate(before) if n and i < len(after) and after[i] == n}
         if self._tap is not None:
             states, self._tap.value = self._tap.value.last_hidden_state, None
             self._remember(rows, [new], starts, keep, states)
@@ -106,7 +110,7 @@ class PreparedLM(LM):
         if not keep:
             return logits
         if logits.shape[1] < keep:
-            raise ValueError(
+            raise Unsupported(
                 f"{type(self.model).__name__} gives logits for {logits.shape[1]} of {keep} tokens of a pass, so drafts "
                 "cannot be verified; use method='plain'."
             )
@@ -117,16 +121,17 @@ class PreparedLM(LM):
         cache = next((out[name] for name in CACHES if out.get(name) is not None), None)
         self._outputs = type(out)({k: v for k, v in out.items() if k not in ("logits", *CACHES)}) if out else out
         if self._rolls_back and cache is None:
-            raise ValueError(
+            raise Unsupported(
                 f"{type(self.model).__name__} keeps no key/value cache, so a rejected draft cannot be taken back; "
                 "use method='plain'."
             )
         if cache is not self._cache:
             self._record(cache)
         self._cache = cache
-        if self._rolls_back and cache is not None and not getattr(cache, "is_croppable", True):
-            kinds = sorted({type(layer).__name__ for layer in cache.layers if not layer.is_croppable})
-            raise ValueError(
+        fixed = [layer for layer in getattr(cache, "layers", ()) if not getattr(layer, "is_croppable", True)]
+        kinds = sorted({type(layer).__name__ for layer in fixed if _holds(layer)})
+        if self._rolls_back and kinds:
+            raise Unsupported(
                 f"{type(self.model).__name__} cannot draft or be drafted for: its cache has layers ({', '.join(kinds)}) that "
                 "cannot be rolled back after a rejection; use method='plain'."
             )
@@ -145,7 +150,9 @@ class PreparedLM(LM):
             self._cache, self._past, self._arguments, self._started, self._floor = None, None, {}, False, 0
             return False
         if self._rolls_back and (n < held or n <= certain):
-            self._cache.crop(n - held)  # also by 0: what was recorded can go then
+            for i, layer in enumerate(self._cache.layers):
+                if _holds(layer) and i not in self._fixed:
+                    layer.crop(n - held)  # also by 0: what was recorded can go then
             self._floor = n if self._records else 0
         return True
 
@@ -201,3 +208,18 @@ def cached_length(cache: Any) -> int:
         return 0 if cache is None else int(cache.get_seq_length())
     except ValueError:
         return 0
+
+
+def _holds(layer: Any) -> bool:
+    """Whether a pass has reached this layer of a cache."""
+    states = (getattr(layer, name, {}) for name in ("is_conv_states_initialized", "is_recurrent_states_initialized"))
+    return getattr(layer, "keys", None) is not None or any(any(one.values()) for one in states)
+
+
+def _lengths(cache: Any) -> list[int]:
+    """How many tokens each layer of a cache has taken in; 0 where it does not say."""
+    lengths = []
+    for layer in getattr(cache, "layers", ()):
+        keys, taken = getattr(layer, "keys", None), getattr(layer, "cumulative_length", None)
+        lengths.append(int(taken) if taken is not None else 0 if keys is None or keys.dim() < 2 else keys.shape[-2])
+    return lengths

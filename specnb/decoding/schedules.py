@@ -130,4 +130,9 @@ def _blend(old: float | None, new: float) -> float:
     return new if old is None else 0.7 * old + 0.3 * min(new, 2 * old)
 
 
-SCHEDULES: dict[str, type[Schedule]] = {"constant": Constant, "heuristic": Heuristic, "adaptive": Adaptive}
+SCHEDULES: dict[str, type[Schedule]] = {
+    "constant": Constant,
+    "heuristic": Heuristic,
+    "heuristic_transient": Heuristic,  # transformers' name for one that starts afresh in each call, as ours always does
+    "adaptive": Adaptive,
+}

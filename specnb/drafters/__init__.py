@@ -6,10 +6,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Drafter, Row
 from specnb.decoding.follow import Given, Size, follow
-from specnb.decoding.lm import LM
+from specnb.decoding.lm import LM, model_device
+from specnb.decoding.trial import check_draft
 from specnb.drafters.draft_model import DraftModel
 from specnb.drafters.early_exit import early_exit
 from specnb.drafters.gemma4_assistant import Gemma4Assistant
@@ -19,8 +22,9 @@ from specnb.drafters.prompt_lookup import PromptLookup
 from specnb.drafters.universal import Universal, readings_of
 from specnb.models.gemma4 import is_gemma4_assistant
 from specnb.models.mtp import load_mtp, num_mtp_layers
-from specnb.models.pair import check_pair, text_tokenizer
+from specnb.models.pair import check_pair
 from specnb.options import Method
+from specnb.text import text_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -72,8 +76,10 @@ def _prompt_lookup(run: Run) -> tuple[LM, Drafter]:
 
 
 def _draft_model(run: Run) -> tuple[LM, Drafter]:
-    target = run.target()
-    return target, DraftModel(run.assistant(foreign_ids=True), run.drawing(target))
+    target, lm = run.target(), run.assistant(foreign_ids=True)
+    if run.given.feed.extras and run.assistant_model is not None:
+        check_draft(run.assistant_model, lm, run.rows)
+    return target, DraftModel(lm, run.drawing(target))
 
 
 def _early_exit(run: Run) -> tuple[LM, Drafter]:
@@ -144,8 +150,11 @@ def method_for(
 def with_defaults(method: Method, model: PreTrainedModel, sample: bool) -> Method:
     """The method with the defaults that depend on the call.
 
-    One drafted token per MTP layer. A length that was given is kept to; otherwise it adapts to measured times, but not where
-    that would let the text depend on them (sampling from a drafter's law, a lossy ensemble).
+    One drafted token per MTP layer. A length that was given, in the call or a config, is kept to. Otherwise it adapts,
+    to measured
+    times where the text cannot depend on them: it can where a drafter is sampled from, in a lossy ensemble (constant
+    there), and in half precision, where block sizes may break ties differently (heuristic there, which goes by the
+    acceptance alone).
     """
     options = dict(method.given)
     if method.options.get("num_assistant_tokens", 0) is None:
@@ -154,9 +163,15 @@ def with_defaults(method: Method, model: PreTrainedModel, sample: bool) -> Metho
         drawn = sample and method.name != "prompt_lookup"
         lossy = method.options.get("assistant_ensemble_weight") is not None
         given = options.get("num_assistant_tokens") is not None  # one per MTP layer counts as given
-        fixed = given or drawn or lossy
-        options["num_assistant_tokens_schedule"] = "constant" if fixed else "adaptive"
+        free = "heuristic" if _rounds(model) else "adaptive"
+        options["num_assistant_tokens_schedule"] = "constant" if given or drawn or lossy else free
     return Method(method.name, **options)
+
+
+def _rounds(model: PreTrainedModel) -> bool:
+    """Whether a model computes in less than float32 anywhere, by its parameters or under autocast."""
+    kinds = {parameter.dtype for parameter in model.parameters()}
+    return not kinds <= {torch.float32, torch.float64} or torch.is_autocast_enabled(model_device(model).type)
 
 
 def assemble(method: str, run: Run) -> tuple[LM, Drafter | None]:

@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specnb.decoding.borrow import Capture, Inject, Skip, borrow, layers_path
@@ -126,8 +126,8 @@ def early_exit(model: PreTrainedModel, rows: Sequence[Row], exit: int, size: Siz
         if len(halves) == len(rows):
             return target, OneByOne(halves)
     path = layers_path(model)
-    layers = model.get_submodule(path)
-    lower = borrow(model, {f"{path}.{i}": Skip(layers[i]) for i in range(exit, len(layers))})
+    layers: Any = model.get_submodule(path)
+    lower = borrow(model, {path: nn.ModuleList(list(layers)[:exit])})
     return target, follow(lower, rows, size, role="draft model")
 
 

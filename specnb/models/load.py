@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import textwrap
@@ -13,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specnb.models import gguf
+from specnb.models import folder, gguf
 from specnb.models.errors import LoadError, load_errors, unknown_name
 from specnb.models.lock import LOADING
-from specnb.models.pair import Pair, check_pair, text_tokenizer
+from specnb.models.pair import Pair, check_pair
 from specnb.models.registry import REGISTERED
 from specnb.models.report import report
 from specnb.models.truncate import truncate
+from specnb.text import text_tokenizer
 
 SOURCES = ("hub", "package", "local")
 ASSISTANT = "assistant"
@@ -61,8 +63,11 @@ def load(
 
     A folder that `save_pair` wrote brings its draft model, and MTP layers of a checkpoint are read at once: later calls need neither
     disk nor network. GGUF files, alone or in a package, are converted on first use and kept in the cache folder ($SPECNB_CACHE, else
-    specnb in $XDG_CACHE_HOME or ~/.cache). Raises LoadError, an OSError, if something cannot be loaded, and ValueError
-    for a pair that cannot work.
+    specnb in $XDG_CACHE_HOME or ~/.cache). No code of a checkpoint's own is run, and no weights are made up: tensors
+    that are missing, left over or of another size are refused.
+
+    Raises LoadError, an OSError, in one line with what to do, if something cannot be loaded, and ValueError for a pair
+    that cannot work.
     """
     if not isinstance(name_or_path, str | os.PathLike):
         raise ValueError(f"the model must be a name or a path, not {_shown(name_or_path)}.")
@@ -124,6 +129,11 @@ def _check_devices(device_map: Any) -> None:
     for place in places:
         if place is None or place == "disk" or place in _PLANS:
             continue
+        if str(place) == "meta":
+            raise ValueError(
+                f"device_map={device_map!r} would leave the model without weights: the meta device holds none. "
+                f"Give None or 'cpu', the name of a device that torch sees, or {', '.join(_PLANS)}."
+            )
         try:
             torch.empty(0, device=place)
         except Exception as error:  # of every kind, from torch's lookup to the driver
@@ -167,8 +177,8 @@ def _locate(name: str, source: str | None) -> _Origin:
             raise unknown_name(name, f"with source='package' there are only {packaged}")
         if entry.folder:
             return _Origin(name, entry.folder, entry.card, True)
-        folder = gguf.registered_folder(name, entry)
-        return _Origin(name, str(folder), _card(folder), True)
+        made = gguf.registered_folder(name, entry)
+        return _Origin(name, str(made), _card(made), True)
     if entry is not None and not entry.hub:
         raise unknown_name(name, f"it comes from the package {entry.package or 'specnb'}, not from the hub")
     if entry is not None:
@@ -182,58 +192,68 @@ def _is_path(name: str) -> bool:
 
 
 def _local(name: str) -> _Origin:
-    path = Path(name).expanduser()
-    if not path.exists():
-        raise unknown_name(name, "no such file or folder")
-    if path.is_dir():
-        files = sorted(entry.name for entry in path.iterdir())
-        quantised = [file for file in files if file.lower().endswith(".gguf")]
-        weights = [file for file in files if file.endswith((".safetensors", ".bin", ".index.json"))]
-        if "config.json" in files and weights:
-            return _Origin(name, str(path), _card(path), True)
-        if len(quantised) != 1:
-            missing = "several .gguf files (give the path of one)" if quantised else "no config.json with weights"
-            listed = ", ".join(files[:20]) + (f" and {len(files) - 20} more" if len(files) > 20 else "")
-            raise LoadError(
-                f"the folder {name!r} holds {missing}. A model folder has config.json and *.safetensors (or *.bin), as "
-                f"save_pretrained() writes it, or one .gguf file; here {'are ' + listed if files else 'is nothing'}."
-            )
-        path /= quantised[0]
-    elif path.suffix.lower() != ".gguf":
-        raise LoadError(f"{name!r} is neither a folder nor a .gguf file.")
-    folder = gguf.file_folder(path.absolute())
-    return _Origin(name, str(folder), _card(folder), True)
+    path, note = folder.find(name)
+    if not path.is_dir():
+        path = gguf.file_folder(path.absolute())
+    return _Origin(name, str(path), _card(path) + note, True)
 
 
-def _card(folder: Path) -> str:
-    card = folder / gguf.CARD
-    return card.read_text(encoding="utf-8").strip() if card.exists() else f"{folder.name}, a local folder."
+def _card(place: Path) -> str:
+    card = place / gguf.CARD
+    return card.read_text(encoding="utf-8").strip() if card.exists() else f"{place.name}, a local folder."
 
 
 def _load(origin: _Origin, dtype: Any, device_map: Any, tokenizer_optional: bool = False) -> tuple[Any, Any]:
     """The model, and its tokenizer or processor."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+    from transformers.utils.peft_utils import find_adapter_config_file
 
-    # without a network the hub's client would try again for half a minute before looking into its cache
+    # Without a network the hub's client would try again for half a minute before looking into its cache. And where
+    # code of the checkpoint's own is needed, transformers would ask on the standard input whether to run it.
     options: dict[str, Any] = {"local_files_only": True} if origin.local or not _hub_in_sight() else {}
+    safe = {**options, "trust_remote_code": False}
     with load_errors(origin.name, from_hub=not origin.local):
-        config = AutoConfig.from_pretrained(origin.place, **options)
+        if not origin.local and (found := find_adapter_config_file(origin.place, **options)):
+            raise folder.adapter(origin.name, json.loads(Path(found).read_text(encoding="utf-8")))
+        config = AutoConfig.from_pretrained(origin.place, **safe)
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise LoadError(
                 f"{origin.name!r} is a {config.model_type} model, which transformers cannot run as a causal language model."
             )
         try:
-            tokenizer = _tokenizer(origin.place, config, options)
-        except (OSError, ValueError):
-            if not tokenizer_optional:
+            tokenizer = _tokenizer(origin.place, config, safe)
+        except (ImportError, OSError, ValueError) as error:
+            none = origin.local and not folder.has_tokenizer(origin.place)
+            if not tokenizer_optional and none:
+                raise LoadError(
+                    f"the folder {origin.name!r} has no tokenizer (tokenizer.json or the like): copy the tokenizer's "
+                    "files of the model into it."
+                ) from error
+            if isinstance(error, json.JSONDecodeError):
+                raise LoadError(
+                    f"a file of the tokenizer of {origin.name!r} is not JSON ({error}): get it again."
+                ) from error
+            if not tokenizer_optional or (origin.local and not none):
                 raise
             tokenizer = None
-        with report() as held:
-            model, info = AutoModelForCausalLM.from_pretrained(
-                origin.place, dtype=dtype, device_map=device_map, output_loading_info=True, **options
-            )
-            held.judge(config, info)
+    with load_errors(origin.name, not origin.local, _quantised(config)), report(origin.name) as held:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            origin.place,
+            dtype=dtype,
+            device_map=device_map,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **safe,
+        )
+        held.judge(origin.name, model, info)
     return model.eval(), tokenizer
+
+
+def _quantised(config: Any) -> str:
+    """The method with which a checkpoint is quantised, "" if it is not."""
+    found = getattr(config, "quantization_config", None) or {}
+    method = found.get("quant_method") if isinstance(found, Mapping) else getattr(found, "quant_method", None)
+    return str(getattr(method, "value", method) or "quantization_config") if found else ""
 
 
 def _tokenizer(place: str, config: Any, options: dict[str, Any]) -> Any:

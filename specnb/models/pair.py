@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
+from specnb.models.mistral import added_vocab, need, spellings, token_id
+from specnb.text import is_mistral_common, text_tokenizer
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -114,6 +117,9 @@ def difference(tokenizer: Any, other: Any) -> str | None:
     one, two = text_tokenizer(tokenizer), text_tokenizer(other)
     if one is two:
         return None
+    for given in (one, two):
+        if not is_mistral_common(given):
+            need(given, "a draft model", "encode", "get_added_vocab", "convert_tokens_to_ids", "vocab_size", "__len__")
     known, stamp = _COMPARED.setdefault(one, WeakKeyDictionary()), (_stamp(one), _stamp(two))
     if known.get(two, (None,))[0] != stamp:
         known[two] = stamp, _difference(one, two)
@@ -129,7 +135,7 @@ def _stamp(tokenizer: Any) -> tuple[Any, ...]:
     roles = tuple(
         (getattr(tokenizer, f"{role}_token", None), getattr(tokenizer, f"{role}_token_id", None)) for role in _SPECIAL
     )
-    return len(tokenizer), tuple(sorted(tokenizer.get_added_vocab().items())), roles
+    return len(tokenizer), tuple(sorted(added_vocab(tokenizer).items())), roles
 
 
 def _difference(one: Any, two: Any) -> str | None:
@@ -144,40 +150,36 @@ def _difference(one: Any, two: Any) -> str | None:
     return next(_special_differences(one, two), None) or _spelling_difference(one, two)
 
 
-def text_tokenizer(tokenizer: Any) -> Any:
-    """The tokenizer itself, or the one inside a processor."""
-    return tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else tokenizer.tokenizer
-
-
 def _encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def _special_differences(one: Any, two: Any) -> Iterator[str]:
     """Added and special tokens that both know under different ids, or a bos or eos that one does not know."""
-    known, theirs = one.get_added_vocab(), two.get_added_vocab()
+    known, theirs = added_vocab(one), added_vocab(two)
     for token in sorted(known.keys() & theirs.keys()):
         if known[token] != theirs[token]:
             yield f"the special token {token!r} has id {known[token]} with the target's and {theirs[token]} with the draft's"
     for role in _SPECIAL:
         for owner, peer, whose, others in ((one, two, "target's", "draft's"), (two, one, "draft's", "target's")):
-            token, own_id = getattr(owner, f"{role}_token"), getattr(owner, f"{role}_token_id")
-            if token is None or own_id is None:
+            own: str | None = getattr(owner, f"{role}_token", None)
+            own_id: int | None = getattr(owner, f"{role}_token_id", None)
+            if own is None or own_id is None:
                 continue
-            peer_id = peer.convert_tokens_to_ids(token)
-            missing = peer_id is None or (peer_id == peer.unk_token_id and token != peer.unk_token)
-            if missing and role in ("bos", "eos"):
-                yield f"the {whose} {role} token {token!r} (id {own_id}) is unknown to the {others}"
-            elif not missing and peer_id != own_id:
-                yield f"the {whose} {role} token {token!r} has id {own_id}, but {peer_id} with the {others}"
+            peer_id = token_id(peer, own)
+            if peer_id is None and role in ("bos", "eos"):
+                yield f"the {whose} {role} token {own!r} (id {own_id}) is unknown to the {others}"
+            elif peer_id is not None and peer_id != own_id:
+                yield f"the {whose} {role} token {own!r} has id {own_id}, but {peer_id} with the {others}"
 
 
 def _spelling_difference(one: Any, two: Any) -> str | None:
     """The first of some ids, spread over the common range, that stands for other tokens in the two."""
-    added = set(one.get_added_vocab().values()) | set(two.get_added_vocab().values())
+    added = set(added_vocab(one).values()) | set(added_vocab(two).values())
     top = min(one.vocab_size, two.vocab_size)
     ids = [i for i in range(0, top, max(1, top // _SAMPLE)) if i not in added]
-    for i, token, their_token in zip(ids, one.convert_ids_to_tokens(ids), two.convert_ids_to_tokens(ids), strict=True):
+    decoded = is_mistral_common(one) != is_mistral_common(two)  # these two spell tokens each in its own way
+    for i, token, their_token in zip(ids, spellings(one, ids, decoded), spellings(two, ids, decoded), strict=True):
         if token != their_token:
             return f"id {i} is the token {token!r} with the target's and {their_token!r} with the draft's"
     return None

@@ -1,21 +1,38 @@
-"""transformers' report on a checkpoint's tensors, without those of MTP layers: they are read when they are needed."""
+"""transformers' report on a checkpoint's tensors, judged: no model runs with weights that are not the checkpoint's.
+
+MTP layers are no surprise: they are read when they are needed.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from specnb.models.errors import LoadError
+
 _LOGGER = "transformers.modeling_utils"
+_NAMED = 4  # tensors of a kind that a message lists
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_CONVERSION = re.compile(r"^\s*(\S+)\s*\| CONVERSION", re.MULTILINE)
+_MTP = re.compile(r"^(.*\blayers\.\d+)\.(enorm|hnorm|eh_proj|shared_head)\b")
+_TABLES = re.compile(
+    r"(^|\.)(inv_freq|(cos|sin)_cached|position_ids|masked_bias|causal_mask|version|_float_tensor"
+    r"|embed_positions\.weights|(attn|attention|self_attn|self_attention)\.bias)$"
+)
+"""What older versions stored beside the weights and newer ones compute."""
+_SCALES = re.compile(r"(scale|scales|zero_point|zeros|g_idx|_packed|_shape|absmax|quant_map|quant_state\..*)$")
+"""What quantised checkpoints store beside their weights, and not every reader uses."""
 
 
 class Report(logging.Filter):
     """Holds the report back until `judge` has seen what it is about."""
 
-    def __init__(self) -> None:
+    def __init__(self, level: int) -> None:
         super().__init__()
+        self._level = level
         self._held: list[logging.LogRecord] = []
         self._judged = False
 
@@ -23,32 +40,104 @@ class Report(logging.Filter):
         held = "LOAD REPORT" in record.getMessage() and not self._judged
         if held:
             self._held.append(record)
-        return not held
+        return not held and record.levelno >= self._level
 
-    def judge(self, config: Any, info: Mapping[str, Any]) -> None:
-        """Drop the report if it only lists the MTP layers that `config` declares; `info` is the loading info."""
-        text = config.get_text_config(decoder=True)
-        first, count = getattr(text, "num_hidden_layers", 0), getattr(text, "num_mtp_layers", None) or 0
-        mtp = re.compile(rf"(^|\.)layers\.({'|'.join(str(first + i) for i in range(count)) or '-'})\.")
-        rest = [key for key in info["unexpected_keys"] if not mtp.search(key)]
-        if not (rest or info["missing_keys"] or info["mismatched_keys"] or info["error_msgs"]):
+    def judge(self, name: str, model: Any, info: Mapping[str, Any]) -> None:
+        """Raise LoadError for tensors that are missing, of another size, or that the model has no place for.
+
+        Drops the report where it lists nothing but MTP layers; `info` is the loading info.
+        """
+        wrong = _wrong(model, info)
+        if wrong:
             self._held.clear()
+            raise misfit(name, wrong)
+        if not _surprises(model, info["unexpected_keys"]):
+            self._held.clear()
+
+    def failed(self, name: str) -> LoadError | None:
+        """The error for tensors that could not be put together, which only the report names."""
+        for record in self._held:
+            text = _ANSI.sub("", record.getMessage())
+            names = sorted(set(_CONVERSION.findall(text)))
+            if names:
+                reason = re.search(r"^RuntimeError: (.*)$", text, re.MULTILINE)
+                said = f" ({reason[1].rstrip('. ')})" if reason else ""
+                self._held.clear()
+                return misfit(name, [f"what belongs to {_listed(names)} does not fit together{said}"])
+        return None
 
     def release(self) -> None:
         """Log what is still held."""
         self._judged = True
         for record in self._held:
-            logging.getLogger(_LOGGER).handle(record)
+            if record.levelno >= self._level:
+                logging.getLogger(_LOGGER).handle(record)
 
 
 @contextmanager
-def report() -> Iterator[Report]:
-    """Holds transformers' report back while a model is loaded."""
-    held = Report()
+def report(name: str) -> Iterator[Report]:
+    """Holds transformers' report back while the model `name` is loaded; read also where the user has silenced it."""
     logger = logging.getLogger(_LOGGER)
+    own = logger.level
+    held = Report(logger.getEffectiveLevel())
     logger.addFilter(held)
+    logger.setLevel(min(logging.WARNING, logger.getEffectiveLevel()))
     try:
         yield held
+    except RuntimeError as error:
+        if (told := held.failed(name)) is None:
+            raise
+        raise told from error
     finally:
         held.release()
+        logger.setLevel(own)
         logger.removeFilter(held)
+
+
+def misfit(name: str, wrong: Sequence[str]) -> LoadError:
+    """For weights that are not what the config says."""
+    return LoadError(
+        f"{name!r} cannot be loaded, since its weights and its config do not fit: {'; '.join(wrong)}. Get the model "
+        "again, whole, with the config "
+        "that belongs to these weights; weights that are not there are not made up."
+    )
+
+
+def _wrong(model: Any, info: Mapping[str, Any]) -> list[str]:
+    missing = sorted(key for key in info["missing_keys"] if not _TABLES.search(key))
+    surplus = sorted(key for key in _surprises(model, info["unexpected_keys"]) if _has_place(model, key))
+    sized = sorted((key, list(there), list(wanted)) for key, there, wanted in info["mismatched_keys"])
+    found = [f"{key} is {there}, the config asks for {wanted}" for key, there, wanted in sized[:_NAMED]]
+    if len(sized) > _NAMED:
+        found.append(f"{len(sized) - _NAMED} more tensors have other sizes")
+    if missing:
+        found.append(f"there is no {_listed(missing)}")
+    if surplus:
+        found.append(f"the config has no place for {_listed(surplus)}")
+    return found + [" ".join(str(message).split()) for message in info["error_msgs"]]
+
+
+def _surprises(model: Any, keys: Sequence[str]) -> list[str]:
+    """Unexpected tensors that are not those of MTP layers."""
+    text = model.config.get_text_config(decoder=True)
+    first, count = getattr(text, "num_hidden_layers", 0), getattr(text, "num_mtp_layers", None) or 0
+    declared = re.compile(rf"(^|\.)layers\.({'|'.join(str(first + i) for i in range(count)) or '-'})\.")
+    blocks = tuple(f"{found[1]}." for key in keys if (found := _MTP.match(key)))  # declared or not
+    return [key for key in keys if not declared.search(key) and not key.startswith(blocks)]
+
+
+def _has_place(model: Any, key: str) -> bool:
+    """Whether a tensor belongs into a part that the model has, so that leaving it out changes the text.
+
+    Parts that the model does not have at all are another matter: a value head, the vision tower of a model that is
+    loaded for text.
+    """
+    if _TABLES.search(key) or (getattr(model.config, "quantization_config", None) is not None and _SCALES.search(key)):
+        return False
+    parts = key.removeprefix(f"{model.base_model_prefix}.").split(".")
+    base = model.base_model
+    return any(getattr(owner, parts[0], None) is not None for owner in (base, model)) and len(parts) > 1
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

@@ -14,11 +14,33 @@ def load_ipython_extension(ip: Any) -> None:
     from specnb.notebook.magics import SpecMagics
 
     unload_ipython_extension(ip)
+    for refused in drop_refused(SpecMagics, ip.config):
+        print(f"{refused} was refused, so it is left out.")
     magics = SpecMagics(ip)
     ip.register_magics(magics)
     ip.events.register("pre_run_cell", magics.remember_cell)
+    ip.events.register("post_run_cell", magics.forget_cell)
     for key in _KEYS:
         ip.set_hook("complete_command", magics.complete_line, str_key=key)
+
+
+def drop_refused(kind: Any, config: Any) -> list[str]:
+    """Take values that a Configurable refuses out of its section of a config; which ones they were.
+
+    `%config` keeps a value that it has refused in the shell's config, where the next loading would fail on it.
+    """
+    from traitlets import TraitError
+
+    section, found = config.get(kind.__name__, {}), []
+    for name, trait in kind.class_traits(config=True).items():
+        value = section.get(name)
+        try:
+            if name in section and not (value is None and trait.allow_none):
+                trait.validate(None, value)
+        except TraitError:
+            del section[name]
+            found.append(f"{kind.__name__}.{name} = {value!r}")
+    return found
 
 
 def unload_ipython_extension(ip: Any) -> None:
@@ -32,8 +54,9 @@ def unload_ipython_extension(ip: Any) -> None:
             manager.magics[kind].pop(name, None)
     if magics in ip.configurables:
         ip.configurables.remove(magics)
-    if magics.remember_cell in ip.events.callbacks["pre_run_cell"]:
-        ip.events.unregister("pre_run_cell", magics.remember_cell)
+    for event, callback in (("pre_run_cell", magics.remember_cell), ("post_run_cell", magics.forget_cell)):
+        if callback in ip.events.callbacks[event]:
+            ip.events.unregister(event, callback)
     dispatcher = ip.strdispatchers.get("complete_command")
     for key in _KEYS:
         chain = dispatcher.strs.get(key) if dispatcher else None

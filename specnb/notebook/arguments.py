@@ -164,11 +164,15 @@ def _value(option: Option) -> Callable[[str], Any]:
             try:
                 value = option.type(text)
             except ValueError:
-                raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be {option.allowed}.") from None
+                raise argparse.ArgumentTypeError(
+                    f"{text!r} is not valid: it must be {option.allowed}{option.remedy}."
+                ) from None
         try:
             return option.check(value)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be {option.allowed}.") from None
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not valid: it must be {option.allowed}{option.remedy}."
+            ) from None
 
     return read
 

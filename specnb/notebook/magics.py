@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,7 +53,9 @@ class SpecMagics(Magics):
     def __init__(self, shell: Any) -> None:
         super().__init__(shell=shell)
         self.session = Session.of(shell)
-        self._raw: str | None = None
+        self._cells: list[
+            str
+        ] = []  # as typed: the one that runs, and behind it those that it runs itself (%%capture does)
 
     @trait_default("live")
     def _live_default(self) -> bool:
@@ -62,7 +64,11 @@ class SpecMagics(Magics):
     # ---- hooks, registered by load_ipython_extension
     def remember_cell(self, info: Any) -> None:
         """Keep the cell as typed: IPython strips `>>>` and `In [1]:` from bodies and adds a line break."""
-        self._raw = info.raw_cell
+        self._cells.append(info.raw_cell or "")
+
+    def forget_cell(self, _result: Any) -> None:
+        """The cell has run."""
+        del self._cells[-1:]
 
     def complete_line(self, _shell: Any, event: Any) -> list[str]:
         """Complete options and their values."""
@@ -113,12 +119,11 @@ class SpecMagics(Magics):
     @no_var_expand
     @line_cell_magic
     def specgen(self, line: str, cell: str | None = None) -> None:
-        raw, self._raw = self._raw, None
         options = _PARSERS["specgen"].read(line)
         if options.pop("help", False):
             print(_PARSERS["specgen"].format_help())
             return
-        body = exact_body(line, cell or "", raw)
+        body = exact_body(line, cell or "", self._cells)
         if not body.strip():
             raise UsageError(
                 "%%specgen: the cell has no prompt: write it below the %%specgen line (%specgen -h lists the options)."
@@ -143,12 +148,11 @@ class SpecMagics(Magics):
     @no_var_expand
     @line_cell_magic
     def specbench(self, line: str, cell: str | None = None) -> None:
-        raw, self._raw = self._raw, None
         options = _PARSERS["specbench"].read(line)
         if options.pop("help", False):
             print(_PARSERS["specbench"].format_help())
             return
-        prompts = split_prompts(exact_body(line, cell or "", raw, "%%specbench"))
+        prompts = split_prompts(exact_body(line, cell or "", self._cells, "%%specbench"))
         if not prompts:
             raise UsageError(
                 "%%specbench: the cell has no prompt: write one below the line, or several with lines of --- between."
@@ -221,14 +225,24 @@ for _name, _parser in _PARSERS.items():
     getattr(SpecMagics, _name).__doc__ = _parser.format_help()
 
 
-def exact_body(line: str, cell: str, raw: str | None, magic: str = "%%specgen") -> str:
-    """The body as typed, if `raw` is the cell that this call came from; else what IPython passed, less its last line break."""
-    if raw is not None:
-        first, _, body = raw.lstrip("\n").partition("\n")
-        same = first.strip() == f"{magic} {line}".strip()
-        typed, passed = body.splitlines(), cell.splitlines()
-        if same and len(typed) == len(passed) and all(t.endswith(p) for t, p in zip(typed, passed, strict=True)):
-            return body
+def exact_body(line: str, cell: str, typed: Sequence[str], magic: str = "%%specgen") -> str:
+    """The body as typed, where the call came from one of the `typed` cells, else what IPython passed, less its last
+    line break.
+
+    One rule for a cell alone and one below other cell magics (%%capture, %%time, ...): all that was typed below the
+    magic's line, and nothing that IPython added.
+    """
+    passed = cell.splitlines()
+    for raw in typed:  # the outermost first: what it hands on has a line break more
+        rest = raw
+        while rest:
+            first, _, rest = rest.partition("\n")
+            if first.strip() == f"{magic} {line}".strip():
+                body = rest.splitlines()
+                if len(body) == len(passed) and all(t.endswith(p) for t, p in zip(body, passed, strict=True)):
+                    return rest
+            if first.strip() and not first.strip().startswith("%%"):
+                break
     return cell.removesuffix("\n")
 
 

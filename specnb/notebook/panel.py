@@ -112,7 +112,7 @@ class Panel:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a run would give to `generate`: the method, and the options that are not at their defaults."""
+        """What a run would give to `generate`: the method, and the options that were set."""
         return {"method": self._form.method.value, **self._form.values()}
 
     @property

@@ -11,7 +11,7 @@ from specnb.notebook.line import flag
 
 @dataclass(frozen=True)
 class Request:
-    """What a press of Run asks for. `options` are arguments of `generate`, those at their defaults left out."""
+    """What a press of Run asks for. `options` are arguments of `generate`: those that were set."""
 
     model: str
     method: str

@@ -12,6 +12,7 @@ from specnb.notebook.line import unescape
 from specnb.options import Option
 
 _UNSET = "not set"
+_INDENT = "16rem"
 _LABEL = "15.5rem"  # as wide as the longest option name
 STYLE = (
     ".specnb-panel label{white-space:nowrap}"
@@ -30,9 +31,11 @@ def labelled(kind: Any, label: str, width: str = _LABEL, **traits: Any) -> Any:
 
 def note(text: str, indent: str = "0") -> Any:
     """A line of small print, indented where there is room."""
-    return widgets.HTML(
-        f'<div class="specnb specnb-note" style="padding-left:{indent}"><small>{escape(text)}</small></div>'
-    )
+    return widgets.HTML(_small(text, indent))
+
+
+def _small(text: str, indent: str) -> str:
+    return f'<div class="specnb specnb-note" style="padding-left:{indent}"><small>{escape(text)}</small></div>'
 
 
 def scrolling(html: str) -> str:
@@ -44,7 +47,8 @@ class Control:
     """One option's widget with its help.
 
     `start` is what holds when nothing is given: the model's own setting, or the option's default. None means that the
-    model decides; then a switch turns the option on. `value()` is None as long as nothing is to be given.
+    model decides; then a switch turns the option on. `value()` is None as long as nothing is to be given: what was set
+    counts as given, at the start's value too, until `reset()`.
     """
 
     def __init__(self, option: Option, start: Any, always: bool = False, high: float | None = None) -> None:
@@ -57,7 +61,10 @@ class Control:
             self._switch.observe(lambda change: setattr(self._widget, "disabled", not change["new"]), "value")
             row = widgets.HBox([self._widget, self._switch], layout=widgets.Layout(flex_flow="row wrap"))
         self._first = self._state()
-        self.box = widgets.VBox([row, note(self._help(), "16rem")])
+        self._given = self._resetting = False
+        self._note = note(self._help(), _INDENT)
+        self.box = widgets.VBox([row, self._note])
+        self._widget.observe(self._touched, "value")
 
     def _build(self, high: float | None) -> Any:
         option, start = self.option, self.start
@@ -93,7 +100,13 @@ class Control:
     def _help(self) -> str:
         if self.always or (self.option.type is str and not self.option.choices):
             return self.option.help
-        return f"{self.option.help} (default: {_UNSET if self.start is None else self.start})"
+        given = "set; " if self.start is not None and self._given else ""
+        return f"{self.option.help} ({given}default: {_UNSET if self.start is None else self.start})"
+
+    def _touched(self, change: Any = None) -> None:
+        """From now on the value counts as given, whatever it is."""
+        self._given = not self._resetting
+        self._note.value = _small(self._help(), _INDENT)
 
     def _state(self) -> tuple[Any, Any]:
         return (self._switch.value if self._switch is not None else None), self._widget.value
@@ -108,7 +121,7 @@ class Control:
         if self.option.type is str and not self.option.choices:
             lines = [unescape(line) for line in value.split("\n") if line] if self.option.many else value
             return self.option.check(lines) if lines else None
-        if self._switch is None and not self.always and value == self.start:
+        if self._switch is None and not self.always and not self._given:
             return None
         if self.option.type is float and isinstance(value, float):
             value = round(value, 6)
@@ -128,13 +141,17 @@ class Control:
             self._widget.max = max(self._widget.max, value)
             self._widget.min = min(self._widget.min, value)
         self._widget.value = value
+        self._touched()
 
     def reset(self) -> None:
         """Back to the start."""
         on, value = self._first
+        self._resetting = True
+        self._touched()
         self._widget.value = value
         if self._switch is not None:
             self._switch.value = on
+        self._resetting = False
 
     def observe(self, handler: Callable[[Any], object]) -> None:
         """Call `handler` when the value changes."""
@@ -156,7 +173,7 @@ class Controls:
         self.box = widgets.VBox([control.box for control in self.of.values()])
 
     def values(self) -> dict[str, Any]:
-        """What to give to `generate`: the options that were changed, or that must be given."""
+        """What to give to `generate`: the options that were set, or that must be given."""
         values = {name: control.value() for name, control in self.of.items()}
         return {name: value for name, value in values.items() if value is not None}
 

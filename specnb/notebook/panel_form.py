@@ -14,6 +14,8 @@ from specnb.notebook.panel_controls import Controls, labelled, note
 from specnb.notebook.panel_pages import Fold
 from specnb.notebook.session import Session
 from specnb.options import METHODS, OPTIONS, options_of
+from specnb.resolve import OF_DRAFTS, of_config
+from specnb.text import has_chat_template
 
 _PROMPT = "Write the numbers from one to ten, one per line, twice."
 _LENGTH = 128  # tokens, where nothing else is said
@@ -74,7 +76,8 @@ class Form:
         key = id(self.pair), method
         if key not in self._controls:
             own = [option for option in options_of(method) if option.group == "drafting"]
-            starts = {o.name: METHODS[method].defaults.get(o.name, o.default) for o in own} | self._configured()
+            starts = {o.name: METHODS[method].defaults.get(o.name, o.default) for o in own}
+            starts |= of_config(getattr(self.pair.assistant, "generation_config", None), OF_DRAFTS) | self._configured()
             layers = getattr(self.pair.target.config.get_text_config(decoder=True), "num_hidden_layers", 2)
             starts["assistant_early_exit"] = max(1, layers // 3)
             exits = {"always": True, "high": max(1, layers - 1)}
@@ -122,12 +125,14 @@ class Form:
             if name not in of:
                 raise ValueError(f"method {self.method.value!r} has no option {name!r}; it has {', '.join(of)}.")
             of[name].set(value)
+        self._edited()  # also where a value was set to what it was
 
     def reset_options(self) -> None:
         """The options of this method, and those of all, back to where they started."""
         if self.pair is not None:
             for controls in (self.drafting_of(self.method.value), *self.common):
                 controls.reset()
+            self._edited()
 
     # ---- following
     def follow(self) -> None:
@@ -166,7 +171,7 @@ class Form:
         )
         self.method.value = wanted if wanted in names else usual or next(iter(names), None)
         self._silent = False
-        template = bool(getattr(pair.tokenizer, "chat_template", None))
+        template = has_chat_template(pair.tokenizer)
         self.chat.disabled, self.chat.value = not template, template
         if names:
             main, more = self.common

@@ -1,0 +1,1 @@
+"""specnb on a tiny random model of every family of transformers, against transformers' own plain decoding."""

@@ -1,0 +1,1 @@
+"""A differential fuzzer: random calls of specnb against transformers' plain decoding; `python tests/fuzz.py`."""
