@@ -12,16 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ORIGINS = ("accepted", "corrected", "bonus", "plain")
-FINISH_REASONS = (
-    "eos",
-    "stop_string",
-    "stopping_criteria",
-    "length",
-    "max_time",
-    "context",
-    "cancelled",
-    "interrupted",
-)
+_ENDED = ("eos", "stop_string", "stopping_criteria", "length")
+FINISH_REASONS = (*_ENDED, "max_time", "context", "cancelled", "interrupted")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,13 @@ import torch
 from checks import EAGER, consistent, no_forward, plain, spec
 from test_sampling_methods import NEW, PROMPT, VOCAB, follows
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    WatermarkingConfig,
+)
 from transformers.generation import logits_process as of
 from transformers.generation.stopping_criteria import ConfidenceCriteria
 
@@ -149,7 +155,9 @@ PROCESSORS: dict[str, Callable[[], dict[str, Any]]] = {
     "suppressed at the begin": lambda: {"begin_suppress_tokens": plain(T, X[:1], max_new_tokens=1)},
     "bad words": lambda: {"bad_words_ids": [[EOS], [8, 9]]},
     "a bias of sequences": lambda: {"sequence_bias": [[[EOS], -9.0], [[13], 4.0]]},
-    "watermark": lambda: {"watermarking_config": {"bias": 3.0, "seeding_scheme": "selfhash", "context_width": 1}},
+    "watermark": lambda: {
+        "watermarking_config": WatermarkingConfig(bias=3.0, seeding_scheme="selfhash", context_width=1)
+    },
     "an end": lambda: {"eos_token_id": EOS},
 }
 

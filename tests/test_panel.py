@@ -94,7 +94,9 @@ def test_every_option_has_a_control(option: Any) -> None:
         if not isinstance(w, (ipywidgets.HTML, ipywidgets.Box))
     )
     value: Any = (
-        option.choices[-1] if option.choices else {int: 2, float: 0.5, bool: True, str: ["a\nb", "c\\"]}[option.type]
+        option.choices[-1]
+        if option.choices
+        else {int: 2, float: 0.5, bool: not option.default, str: ["a\nb", "c\\"]}[option.type]
     )
     control.set(value)
     assert control.value() == value
