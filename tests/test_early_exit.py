@@ -20,6 +20,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, Pre
 
 import specnb
 from specnb.decoding import loop
+from specnb.decoding.schedules import SCHEDULES, Constant
 
 X = tiny.ids(0, 7)
 FAMILIES = list(tiny.FAMILIES)
@@ -336,8 +337,9 @@ def test_layers_that_share_keys_across_the_exit_draft_with_a_cache_of_their_own(
         with counted(model) as widths:
             result = spec(model, X, max_new_tokens=12, assistant_early_exit=exit, **STEADY)
         assert list(result.ids) == expected and result.num_draft_tokens
-        # the first layer runs once per token where its work is reused, else also for each verification
-        reused.append(sum(widths[0]) == sum(widths[-1]))
+        # The first layer runs once per token where its work is reused, else also for each verification. The halves are compared
+        # first, on two tokens, which takes it up to six more.
+        reused.append(sum(widths[0]) - sum(widths[-1]) <= 6)
     assert reused == [True, True, False, False, False]
 
 
@@ -349,3 +351,37 @@ def test_the_composite_class_works_too() -> None:
         assert [list(row.ids) for row in result.rows] == [
             plain(model, p, max_new_tokens=16) for p in (X, tiny.ids(3, 12))
         ]
+
+
+class _Uneven(Constant):
+    """Lengths that differ from row to row, 0 among them."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__(k)
+        self.asked = k
+
+    def length(self, signal: int = 0) -> int:
+        self.asked += 1
+        return (0, 3, 2, 0, 0, 4)[(self.asked * self.asked) % 6]
+
+
+class _PerRow(LogitsProcessor):  # type: ignore[misc]
+    """Foreign, so that the rows grow in step."""
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores + 0.001 * torch.arange(64) * torch.arange(1, len(ids) + 1)[:, None]
+
+
+@pytest.mark.parametrize("exit", [1, 2, 3])
+def test_drafts_that_are_cut_to_nothing_leave_no_states(exit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that grow in step drop what the shortest draft does not have; the lower layers ran for it all the same."""
+    monkeypatch.setitem(SCHEDULES, "constant", _Uneven)
+    model = tiny.family("gemma3")
+    for seed in range(5):
+        ids = torch.cat([tiny.ids(10 * seed + 1, 9), tiny.ids(10 * seed + 2, 9)])
+        options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 30}
+        expected = model.generate(ids, logits_processor=[_PerRow()], **options)
+        result = specnb.generate(
+            model, ids, logits_processor=[_PerRow()], assistant_early_exit=exit, **options, **STEADY
+        )
+        assert torch.equal(result.sequences, expected)

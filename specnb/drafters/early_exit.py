@@ -45,6 +45,10 @@ class LowerLayers(CachedLM):
             self._states[row.index] = start, torch.cat([old[: starts[r] - start], new])
         return out
 
+    def forget(self) -> None:
+        """Let go of states that nobody took: of drafts that were cut to nothing."""
+        self._states.clear()
+
     def take(self, rows: Sequence[Row], starts: Sequence[int], width: int) -> Tensor:
         """The states `[rows, width, size]` from position `starts[i]` on (padded behind)."""
         parts = [
@@ -88,6 +92,7 @@ class EarlyExitTarget(CachedLM):
         else:
             self.model = self._whole
             self.lower.first = False  # the prompt, and what belongs to it, is processed
+            self.lower.forget()
         out = super().logits(rows, extra, keep)
         self.lower.note(rows, extra)
         return out
