@@ -55,8 +55,13 @@ class Run:
         return follow(self.model, self.rows, self.size, given=self.given, **more)
 
     def assistant(self, rows: Sequence[Any] | None = None, **more: Any) -> LM:
-        assert self.assistant_model is not None
-        return follow(self.assistant_model, rows or self.rows, self.size, role="draft model", **more)
+        """The draft model's LM. Where an image could be missing, it reads the prompts at once: it may not be able to."""
+        model, rows = self.assistant_model, rows or self.rows
+        assert model is not None
+        lm = follow(model, rows, self.size, role="draft model", **more)
+        if self.given.feed.extras or model.config.get_text_config(decoder=True) is not model.config:
+            check_draft(model, lm, rows)
+        return lm
 
     def drawing(self, target: LM) -> Drawing:
         """How a drafter with a law of its own picks its tokens."""
@@ -77,8 +82,6 @@ def _prompt_lookup(run: Run) -> tuple[LM, Drafter]:
 
 def _draft_model(run: Run) -> tuple[LM, Drafter]:
     target, lm = run.target(), run.assistant(foreign_ids=True)
-    if run.given.feed.extras and run.assistant_model is not None:
-        check_draft(run.assistant_model, lm, run.rows)
     return target, DraftModel(lm, run.drawing(target))
 
 

@@ -22,6 +22,7 @@ from specnb.decoding.follow import Given, Size, follow
 from specnb.decoding.lm import LM
 from specnb.decoding.one_by_one import OneByOne
 from specnb.decoding.store import RowStore
+from specnb.decoding.trial import check_draft
 
 _CHECKED: WeakKeyDictionary[PreTrainedModel, set[int]] = WeakKeyDictionary()  # exits that `check_halves` let pass
 
@@ -133,7 +134,10 @@ def early_exit(model: PreTrainedModel, rows: Sequence[Row], exit: int, size: Siz
         if len(halves) == len(rows):
             return target, OneByOne(halves)
     lower = borrow(model, {path: nn.ModuleList(list(layers)[:exit])})
-    return target, follow(lower, rows, size, role="draft model")
+    lm = follow(lower, rows, size, role="draft model")
+    if given.feed.extras:
+        check_draft(lower, lm, rows)
+    return target, lm
 
 
 @torch.no_grad()
