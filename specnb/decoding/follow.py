@@ -115,7 +115,8 @@ def check_rollback(model: PreTrainedModel, role: str) -> None:
     """Raise Unsupported, naming model and layers, where a rejected draft cannot be taken back."""
     name = type(model).__name__
     if getattr(model, "_is_stateful", False):
-        kinds = ", ".join(sorted(set(other_layers(model.config).values()))) or "kept outside the cache"
+        kinds = ", ".join(sorted({*other_layers(model.config).values()} - {"DynamicIndexedLayer"}))
+        kinds = kinds or "kept outside the cache"
         raise Unsupported(
             f"the {role} ({name}) has layers with a running state ({kinds}) that cannot be rolled back after a rejection: "
             + ("use method='plain', or a target" if role == "target" else "use a draft model")
