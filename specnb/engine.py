@@ -24,7 +24,7 @@ from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Row
 from specnb.decoding.feed import Feed, types_at_first
 from specnb.decoding.follow import Given, Size
-from specnb.decoding.lm import LM, model_device
+from specnb.decoding.lm import model_device
 from specnb.decoding.loop import decode
 from specnb.decoding.probabilities import Processors
 from specnb.decoding.record import Record
@@ -171,7 +171,12 @@ class Decoder:
         )
         pad = _pad(generation_config)
         keeps = generation_config.output_scores or generation_config.output_logits
-        together = len(rows) > 1 and bool(processors.foreign or stops.together or keeps)
+        own_cache = bool(getattr(past, "_is_user_defined", False))
+        if own_cache and not isinstance(target, CachedLM) and (len(rows) > 1 or rows[0].padding):
+            raise ValueError(
+                f"the given cache cannot be filled: {type(model).__name__} takes one row without padding at a time; leave the cache out."
+            )
+        together = len(rows) > 1 and bool(processors.foreign or stops.together or keeps or own_cache)
         steps = decode(
             target, drafter, rows, stops=stops, together=processors if together else None, pad=pad, record=record,
             rule=RULES[chosen.options.get("verification", "token") if sample else "greedy"],
@@ -199,7 +204,7 @@ class Decoder:
             error.partial_result = self.result  # type: ignore[attr-defined]
             raise
         sequences = finish()
-        kept = _handed_back(target, past, rows) if isinstance(past, DynamicCache) else None
+        kept = target.hand_back(past, rows) if isinstance(past, DynamicCache) else None
         if not generation_config.return_dict_in_generate:
             return sequences
         return GenerateDecoderOnlyOutput(
@@ -256,18 +261,6 @@ def _pad(config: GenerationConfig) -> int:
     """What fills the rows that end before others, as generate() has it: an end of sequence where there is no pad."""
     prepared = getattr(config, "_pad_token_tensor", None)
     return int(config.pad_token_id or 0) if prepared is None else int(prepared)
-
-
-def _handed_back(target: LM, past: DynamicCache, rows: Sequence[Row]) -> Any:
-    """`past` with what plain decoding leaves in it, all tokens but the last; None (and `past` as it was) where that held padding,
-    or where rows did not end together."""
-    if any(len(row.shown) != row.prompt_length for row in rows):
-        return None
-    if len(rows) > 1:
-        held = len(target.store.rows) if isinstance(target, CachedLM) else 0
-        if held < len(rows) or len({len(row.ids) for row in rows}) > 1:
-            return None
-    return target.hand_back(past, rows[0])
 
 
 @cache

@@ -74,8 +74,11 @@ class CachedLM(LM):
     def follow(self, rows: Sequence[Row]) -> None:
         self.store.follow([row.index for row in rows])
 
-    def hand_back(self, cache: Any, row: Row) -> Any:
-        self.store.unload(cache, len(row.ids) - 1)
+    def hand_back(self, cache: Any, rows: Sequence[Row]) -> Any:
+        pads = [row.padding for row in rows]
+        if self.store.rows != [row.index for row in rows] or len({len(row.ids) + row.padding for row in rows}) > 1:
+            return None
+        self.store.unload(cache, [len(row.ids) - 1 for row in rows], pads)
         return cache
 
     # ---- one pass

@@ -75,20 +75,20 @@ class Row:
     def __post_init__(self) -> None:
         self.prompt_length = len(self.ids)
         self.shown = self.shown or list(self.ids)
-        self._padding = len(self.shown) - self.prompt_length
+        self.padding = len(self.shown) - self.prompt_length
         self._buffer = torch.empty(0, dtype=torch.long, device=self.generator.device)
         self._copied = 0
 
     def prefix(self, extra: Sequence[int] = ()) -> Tensor:
         """What generate() would show of this row, and `extra` behind it: a tensor `[1, n]` of the caller's own."""
-        n = self._padding + len(self.ids)
+        n = self.padding + len(self.ids)
         if len(self._buffer) < n + len(extra):
             self._buffer, self._copied = self._buffer.new_empty(2 * (n + len(extra)) + 64), 0
         if self._copied < len(self.shown):
             self._copied = len(self.shown)
             self._buffer[: self._copied] = torch.tensor(self.shown)
         if self._copied < n:
-            self._buffer[self._copied : n] = torch.tensor(self.ids[self._copied - self._padding :])
+            self._buffer[self._copied : n] = torch.tensor(self.ids[self._copied - self.padding :])
             self._copied = n
         if extra:
             self._buffer[n : n + len(extra)] = torch.tensor(extra)

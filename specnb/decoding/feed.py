@@ -82,11 +82,11 @@ def _types(name: str, types: Tensor, slots: Tensor, rows: Sequence[int], lengths
 
 def own_preparation(model: PreTrainedModel) -> str | None:
     """The method with which `model` prepares its inputs in a way of its own; None where it keeps to the standard."""
-    if model.config.get_text_config(decoder=True).model_type in _TYPES_AT_FIRST and _of_transformers(type(model)):
-        return None
     for name in (PREPARE, UPDATE):
         standard = getattr(GenerationMixin, name)
-        if name in vars(model) or getattr(type(model), name, standard) is not standard:
+        method = getattr(type(model), name, standard)
+        known = method is standard or (types_at_first(model) and method.__module__.startswith("transformers.models."))
+        if name in vars(model) or not known:
             return name
     return None
 
@@ -105,10 +105,6 @@ def own_positions(model: PreTrainedModel) -> bool:
     """Whether `generate()` asks the model itself for position ids (several planes, as with M-RoPE)."""
     standard = getattr(GenerationMixin, _POSITIONS, None)
     return standard is not None and getattr(type(model), _POSITIONS) is not standard
-
-
-def _of_transformers(kind: type) -> bool:
-    return kind.__module__.startswith("transformers.models.")
 
 
 def forward_parameters(kind: type) -> Collection[str]:

@@ -133,8 +133,11 @@ class LM:
             else:
                 self.hidden[row.index] = starts[r], new
 
-    def hand_back(self, cache: Any, row: Row) -> Any:
-        """Leave the row's tokens but the last in a transformers cache, as plain decoding would have; returns it."""
+    def hand_back(self, cache: Any, rows: Sequence[Row]) -> Any:
+        """Leave the rows' tokens but the last in a transformers cache, as plain decoding would have; returns it.
+
+        None where that cannot be: the rows did not end together, or one that takes rows one at a time had padding.
+        """
         raise NotImplementedError
 
 

@@ -41,7 +41,7 @@ class OneByOne(LM):
     def rewind(self, row: int, length: int) -> None:
         self.lms[row].rewind(row, length)
 
-    def hand_back(self, cache: Any, row: Row) -> Any:
+    def hand_back(self, cache: Any, rows: Sequence[Row]) -> Any:
         return None
 
     def _each(

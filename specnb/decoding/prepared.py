@@ -174,7 +174,10 @@ class PreparedLM(LM):
             del self._arguments[length]
         return arguments
 
-    def hand_back(self, cache: Any, row: Row) -> Any:
+    def hand_back(self, cache: Any, rows: Sequence[Row]) -> Any:
+        row = rows[0]
+        if row.padding:
+            return None
         if self._rolls_back and self._cache is not None and len(self._ids) >= len(row.ids):
             self._cut(len(row.ids) - 1, len(row.ids))
         return self._cache

@@ -161,7 +161,7 @@ class RowStore(Cache):
             see = slots <= positions[:, None, :, None]
             if window is not None:
                 see = see & (slots > positions[:, None, :, None] - window)
-            masks[window] = see if dtype is None else torch.where(see, 0.0, torch.finfo(dtype).min).to(dtype)
+            masks[window] = see if dtype is None else added(see, dtype)
         if len(masks) == 1:
             return next(iter(masks.values()))
         return {"full_attention" if window is None else "sliding_attention": mask for window, mask in masks.items()}
@@ -178,8 +178,10 @@ class RowStore(Cache):
             layer.keys[:, :, length - held : length] = old.keys
             layer.values[:, :, length - held : length] = old.values
 
-    def unload(self, cache: DynamicCache, length: int) -> None:
-        """Leave the first `length` tokens in a transformers cache, as plain generation would have."""
+    def unload(self, cache: DynamicCache, lengths: Sequence[int], pads: Sequence[int]) -> None:
+        """Leave the first `lengths[r]` tokens of each row in a transformers cache, as plain generation would have, behind `pads[r]`
+        empty slots: rows end together."""
+        end = lengths[0] + pads[0]
         while len(cache.layers) < len(self.layers):  # a cache made without a config adds its layers as they come
             cache.layers.append(DynamicLayer())
         for layer, out in zip(self.layers, cache.layers, strict=True):
@@ -187,11 +189,27 @@ class RowStore(Cache):
                 continue
             first = 0
             if isinstance(out, DynamicSlidingWindowLayer):
-                first = max(0, length - out.sliding_window + 1)
-                out.cumulative_length = length
+                first = max(0, end - out.sliding_window + 1)
+                out.cumulative_length = end
             if not out.is_initialized:
                 out.lazy_initialization(layer.keys, layer.values)
-            out.keys, out.values = layer.keys[:, :, first:length], layer.values[:, :, first:length]
+            out.keys, out.values = (_behind(kept, first, lengths, pads) for kept in (layer.keys, layer.values))
+
+
+def _behind(kept: Tensor, first: int, lengths: Sequence[int], pads: Sequence[int]) -> Tensor:
+    """The slots from `first` on of what is kept of each row when `pads[r]` empty ones stand before it."""
+    if not any(pads):
+        return kept[:, :, first : lengths[0]]
+    out = kept.new_zeros(*kept.shape[:2], lengths[0] + pads[0] - first, kept.shape[3])
+    for r, (length, pad) in enumerate(zip(lengths, pads, strict=True)):
+        start = max(0, first - pad)
+        out[r, :, pad + start - first :] = kept[r, :, start:length]
+    return out
+
+
+def added(see: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask for an attention that adds it to the scores: 0, and the lowest number of `dtype`."""
+    return torch.zeros_like(see, dtype=dtype).masked_fill(~see, torch.finfo(dtype).min)
 
 
 def _plain(layer: Any) -> bool:

@@ -153,17 +153,16 @@ def method_for(
 def with_defaults(method: Method, model: PreTrainedModel, sample: bool) -> Method:
     """The method with the defaults that depend on the call.
 
-    One drafted token per MTP layer. A length that was given, in the call or a config, is kept to. Otherwise it adapts,
-    to measured
-    times where the text cannot depend on them: it can where a drafter is sampled from, in a lossy ensemble (constant
-    there), and in half precision, where block sizes may break ties differently (heuristic there, which goes by the
-    acceptance alone).
+    One drafted token per MTP layer. A length that was given, in the call or a config, is kept to. Otherwise it adapts to
+    measured times where the text cannot depend on them. It can where a drafter is sampled from, in block verification and in a
+    lossy ensemble (constant there), and in half precision, where block sizes may break ties differently (heuristic there, which
+    goes by the acceptance alone).
     """
     options = dict(method.given)
     if method.options.get("num_assistant_tokens", 0) is None:
         options["num_assistant_tokens"] = max(1, num_mtp_layers(model))
     if method.options.get("num_assistant_tokens_schedule", "") is None:
-        drawn = sample and method.name != "prompt_lookup"
+        drawn = sample and (method.name != "prompt_lookup" or method.options.get("verification") == "block")
         lossy = method.options.get("assistant_ensemble_weight") is not None
         given = options.get("num_assistant_tokens") is not None  # one per MTP layer counts as given
         free = "heuristic" if _rounds(model) else "adaptive"

@@ -17,6 +17,7 @@ from specnb.decoding.borrow import Stand, exchanged
 from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Draft, Row
 from specnb.decoding.fast import fastest
+from specnb.decoding.store import added
 from specnb.drafters.growing import Drawing, Growing
 
 
@@ -108,6 +109,6 @@ class Gemma4Assistant:
                 torch.tensor(lengths, device=self.device)[:, None],
             )
             see = ((slots < ends) & (slots >= ends - reach))[:, None, None]
-            mask = see if self._added is None else torch.where(see, 0.0, torch.finfo(self._added).min).to(self._added)
+            mask = see if self._added is None else added(see, self._added)
         keys, values = (kept[:, :, first:end].to(self.device, self.dtype) for kept in (store.keys, store.values))
         return keys, values, mask
