@@ -172,6 +172,8 @@ class Decoder:
         pad = _pad(generation_config)
         keeps = generation_config.output_scores or generation_config.output_logits
         own_cache = bool(getattr(past, "_is_user_defined", False))
+        if own_cache and generation_config.use_cache is False:
+            raise ValueError("a cache is given, but use_cache=False: leave the cache out, or give use_cache=True.")
         if own_cache and not isinstance(target, CachedLM) and (len(rows) > 1 or rows[0].padding):
             raise ValueError(
                 f"the given cache cannot be filled: {type(model).__name__} takes one row without padding at a time; leave the cache out."

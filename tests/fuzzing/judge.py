@@ -15,6 +15,8 @@ import torch
 from families.cells import is_specnbs, raised_by_specnb, refusal
 from torch import Tensor
 
+from specnb.decoding.feed import own_preparation
+
 from .draws import Draw
 from .script import source
 
@@ -212,10 +214,11 @@ def _differs(draw: Draw, got: Side, want: Side) -> Outcome:
 
 def _misplaced(draw: Draw) -> bool:
     """Whether transformers itself decodes the rows at other positions than alone: padding behind the prompts, of which it warns, or
-    before them where the model counts positions by slots."""
+    before them where the model counts positions by slots or by pad ids."""
     padded = draw.pad or len({len(row) for row in draw.rows}) > 1
-    names = inspect.signature(type(load(draw)["base"]()).forward).parameters
-    return bool(padded and (draw.right or "position_ids" not in names) and not draw.own)
+    model = load(draw)["base"]()
+    placed = "position_ids" in inspect.signature(type(model).forward).parameters and not own_preparation(model)
+    return bool(padded and (draw.right or not placed) and not draw.own)
 
 
 def _alone(draw: Draw, tokens: list[list[int]]) -> bool:
