@@ -46,6 +46,7 @@ _FOR_ITS_LOOP = (
     "position_ids",
     "cache",
     "past_key_values",
+    "cache_params",  # a cache, too, in the recurrent families before transformers 5.24
     "use_cache",
     "logits_to_keep",
     "cache_position",

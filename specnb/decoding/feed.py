@@ -20,6 +20,8 @@ PER_TOKEN = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 # Their own preparation leaves the types of image tokens out after the first pass, and nothing else.
 _TYPES_AT_FIRST = ("gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "gemma4_unified",
                    "gemma4_unified_text")  # fmt: skip
+# Their own preparation drops the cache where the text outgrows `original_max_position_embeddings`, and does nothing else.
+_DROPS_CACHE = ("phi3", "phimoe", "phi4_multimodal")
 # Their cache holds more than a slot per token: image states before the text, slots of a prompt of its own, one for each loop.
 _CACHES_MORE = ("cpmant", "dory", "git")
 # Inputs that belong to the first pass; where transformers has no such list, all do.
@@ -80,12 +82,20 @@ def _types(name: str, types: Tensor, slots: Tensor, rows: Sequence[int], lengths
     return torch.where(slots < ends, known, new)
 
 
-def own_preparation(model: PreTrainedModel) -> str | None:
-    """The method with which `model` prepares its inputs in a way of its own; None where it keeps to the standard."""
+def own_preparation(model: PreTrainedModel, longest: int | None = None) -> str | None:
+    """The method with which `model` prepares its inputs in a way of its own; None where it keeps to the standard.
+
+    Args:
+        longest: tokens that no row will outgrow, if that is known.
+    """
+    config = model.config.get_text_config(decoder=True)
+    switch = getattr(config, "original_max_position_embeddings", None)
+    short = config.model_type in _DROPS_CACHE and (switch is None or (longest is not None and longest <= switch))
     for name in (PREPARE, UPDATE):
         standard = getattr(GenerationMixin, name)
         method = getattr(type(model), name, standard)
-        known = method is standard or (types_at_first(model) and method.__module__.startswith("transformers.models."))
+        theirs = method.__module__.startswith("transformers.models.")
+        known = method is standard or (theirs and (types_at_first(model) or short))
         if name in vars(model) or not known:
             return name
     return None

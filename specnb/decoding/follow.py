@@ -57,6 +57,9 @@ class Size:
     prefill_chunk_size: int | None = None
 
 
+_AHEAD = 64  # tokens that a draft may be ahead of a row's end
+
+
 def follow(
     model: PreTrainedModel,
     rows: Sequence[Row],
@@ -84,7 +87,8 @@ def follow(
     feed = given.feed if given else Feed()
     past = given.past if given else None
     more: dict[str, Any] = {"foreign_ids": foreign_ids, "hidden_states": hidden_states}
-    if not keeps_to_standard(model, feed):
+    longest = max(len(row.ids) + getattr(row, "room", 0) for row in rows) + _AHEAD
+    if not keeps_to_standard(model, longest):
         if len(rows) == 1:
             arguments = given.as_prepared(rows[0]) if given else None
             extras = feed.with_positions()
@@ -104,9 +108,9 @@ def follow(
     return fast(model, rows, feed=feed, past=past if len(rows) == 1 else None, **more)
 
 
-def keeps_to_standard(model: PreTrainedModel, feed: Feed) -> bool:
-    """Whether `CachedLM` can feed the model and keep its cache."""
-    if own_preparation(model) or caches_more(model) or other_layers(model.config):
+def keeps_to_standard(model: PreTrainedModel, longest: int | None = None) -> bool:
+    """Whether `CachedLM` can feed the model rows of at most `longest` tokens and keep its cache."""
+    if own_preparation(model, longest) or caches_more(model) or other_layers(model.config):
         return False
     return cache_keyword(parameters := forward_parameters(type(model))) in parameters
 

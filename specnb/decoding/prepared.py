@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Literal
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.utils import ModelOutput
 
 from specnb.decoding.borrow import Capture, borrow
@@ -139,6 +142,12 @@ class PreparedLM(LM):
 
     def _record(self, cache: Any) -> None:
         """Have the cache's layers keep what a rollback needs."""
+        sliding = any(getattr(layer, "is_sliding", False) for layer in getattr(cache, "layers", ()))
+        if self._rolls_back and sliding and not _windows_roll_back():
+            raise Unsupported(
+                f"{type(self.model).__name__} has sliding windows and prepares its inputs in a way of its own, which takes a newer "
+                f"transformers than {transformers.__version__} to roll back: update it, or use method='plain'."
+            )
         if self._rolls_back and hasattr(cache, "activate_past_recording"):
             cache.activate_past_recording()
             self._records = any(hasattr(layer, "record_past") for layer in cache.layers)
@@ -211,6 +220,18 @@ def cached_length(cache: Any) -> int:
         return 0 if cache is None else int(cache.get_seq_length())
     except ValueError:
         return 0
+
+
+@cache
+def _windows_roll_back() -> bool:
+    """Whether a sliding window's layer that records its past says how long that is; it did not before transformers 5.24."""
+    layer = DynamicSlidingWindowLayer(sliding_window=4)
+    layer.activate_past_recording()
+    states = torch.zeros(1, 1, 6, 1)
+    layer.update(states, states)
+    expected, _ = layer.get_mask_sizes(1)
+    keys, _ = layer.update(states[:, :, :1], states[:, :, :1])
+    return bool(keys.shape[2] == expected)
 
 
 def _holds(layer: Any) -> bool:

@@ -223,8 +223,12 @@ def _misplaced(draw: Draw) -> bool:
 
 def _alone(draw: Draw, tokens: list[list[int]]) -> bool:
     """Whether each row has the text that transformers gives for it alone, without padding."""
-    for row, ours in zip(draw.rows, tokens, strict=True):
-        alone = call(load(replace(draw, rows=(row,), pad=0, right=False)), "theirs").tokens
+    before = (
+        max(map(len, draw.rows)) + draw.pad if draw.entry == "pipeline" else 0
+    )  # a pipeline returns the prompt, too
+    for row, returned in zip(draw.rows, tokens, strict=True):
+        ours = returned[before:]
+        alone = call(load(replace(draw, rows=(row,), pad=0, right=False, entry="generate")), "theirs").tokens
         if alone is None or ours[: len(alone[0])] != alone[0] or any(ours[len(alone[0]) :]):
             return False
     return True
