@@ -90,7 +90,7 @@ def own_preparation(model: PreTrainedModel, longest: int | None = None) -> str |
     """
     config = model.config.get_text_config(decoder=True)
     switch = getattr(config, "original_max_position_embeddings", None)
-    short = config.model_type in _DROPS_CACHE and (switch is None or (longest is not None and longest <= switch))
+    short = drops_cache(model) and (switch is None or (longest is not None and longest <= switch))
     for name in (PREPARE, UPDATE):
         standard = getattr(GenerationMixin, name)
         method = getattr(type(model), name, standard)
@@ -99,6 +99,11 @@ def own_preparation(model: PreTrainedModel, longest: int | None = None) -> str |
         if name in vars(model) or not known:
             return name
     return None
+
+
+def drops_cache(model: PreTrainedModel) -> bool:
+    """Whether the model drops its cache where a text outgrows `original_max_position_embeddings`."""
+    return model.config.get_text_config(decoder=True).model_type in _DROPS_CACHE
 
 
 def types_at_first(model: PreTrainedModel) -> bool:

@@ -18,6 +18,7 @@ from specnb.decoding.feed import (
     Feed,
     cache_keyword,
     caches_more,
+    drops_cache,
     forward_parameters,
     own_positions,
     own_preparation,
@@ -89,6 +90,8 @@ def follow(
     more: dict[str, Any] = {"foreign_ids": foreign_ids, "hidden_states": hidden_states}
     longest = max(len(row.ids) + getattr(row, "room", 0) for row in rows) + _AHEAD
     if not keeps_to_standard(model, longest):
+        if rolls_back and role == "target":
+            check_switch(model)
         if len(rows) == 1:
             arguments = given.as_prepared(rows[0]) if given else None
             extras = feed.with_positions()
@@ -125,6 +128,16 @@ def check_rollback(model: PreTrainedModel, role: str) -> None:
             f"the {role} ({name}) has layers with a running state ({kinds}) that cannot be rolled back after a rejection: "
             + ("use method='plain', or a target" if role == "target" else "use a draft model")
             + " whose layers are all attention layers."
+        )
+
+
+def check_switch(model: PreTrainedModel) -> None:
+    """Raise Unsupported for a text that outgrows `original_max_position_embeddings` where transformers itself loses its beginning."""
+    if drops_cache(model) and cache_keyword(forward_parameters(type(model))) == "past_key_values":
+        limit = model.config.get_text_config(decoder=True).original_max_position_embeddings
+        raise Unsupported(
+            f"the text may outgrow {limit} tokens (original_max_position_embeddings), where {type(model).__name__} drops its cache, "
+            "and this transformers loses what was in it: give a smaller max_new_tokens, update transformers, or use method='plain'."
         )
 
 
