@@ -121,8 +121,9 @@ class Decoder:
         seed = self.seed if seed is None else BY_NAME["seed"].check(seed)
         if sample and seed is None:
             seed = int.from_bytes(os.urandom(4), "little")
-        # What is_assistant brings along ends drafts, and never a text.
-        criteria = [criterion for criterion in stopping_criteria if type(criterion) is not ConfidenceCriteria]
+        criteria = list(stopping_criteria)
+        if generation_config.is_assistant:  # which brings along what ends drafts, and never a text
+            criteria = [criterion for criterion in criteria if type(criterion) is not ConfidenceCriteria]
         stops = Stops([*criteria, *self.stopping_criteria], self.cancel)
         room = (stops.max_length or generation_config.max_length) - input_ids.shape[1]
         processors = Processors(logits_processor)

@@ -119,6 +119,9 @@ def resolve(
             value = values.get(option)
             if name == "prompt_lookup" and option == "num_assistant_tokens":
                 value = values.get("prompt_lookup_num_tokens", value)
+            follows = option == "num_assistant_tokens_schedule" and source == "assistant"
+            if follows and sources.get("num_assistant_tokens") == "call":
+                continue  # it goes with a config's length, and does not change one that the call gives
             if option not in options and value is not None:
                 options[option], sources[option] = _checked(option, value, where), source
     return Chosen(Method(name, **options), sources)

@@ -123,15 +123,24 @@ def test_RD_01_the_cache_of_rows_that_grew_in_step(options: dict[str, Any]) -> N
             torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_RD_01_of_padded_rows(rows: int) -> None:
+    """A cache that is given holds what plain decoding leaves in it where the mask lets anybody look."""
+    ids, mask, kept = PAD_IDS[:rows], PADDED[:rows], []
+    for way in ({}, {"custom_generate": specnb.decoder(**WAYS["lookup"])}):
+        kept.append(DynamicCache())
+        given = {"max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True, cache_name(T): kept[-1]}
+        out = T.generate(ids, attention_mask=mask, **given, **way)
+        assert cache_of(out) is kept[-1]
+        assert kept[-1].get_seq_length() == out.sequences.shape[1] - 1
+    seen = torch.nn.functional.pad(mask, (0, 5), value=1)[:, None, :, None]
+    for a, b in zip(*map(tensors, kept), strict=True):
+        torch.testing.assert_close(a * seen, b * seen, atol=1e-4, rtol=1e-4)
+
+
 def test_RD_01_no_cache_rather_than_a_wrong_one() -> None:
-    """Of padded rows, and of rows that ended apart; a cache of the user's is left as it was."""
-    for ids, mask in ((PAD_IDS, PADDED), (PAD_IDS[:1], PADDED[:1])):
-        mine = DynamicCache()
-        out = T.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False, return_dict_in_generate=True,
-                         custom_generate=specnb.decoder(**WAYS["lookup"]), **{cache_name(T): mine})  # fmt: skip
-        assert cache_of(out) is None
-        assert mine.get_seq_length() == 0
-    out = T.generate(X, attention_mask=MASK, max_new_tokens=12, eos_token_id=EOS, do_sample=False,
+    """Of rows that ended apart, where no cache was given to fill."""
+    out = T.generate(PAD_IDS, attention_mask=PADDED, max_new_tokens=12, eos_token_id=EOS, do_sample=False,
                      return_dict_in_generate=True, custom_generate=specnb.decoder(**WAYS["draft"]))  # fmt: skip
     assert cache_of(out) is None
 

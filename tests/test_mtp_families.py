@@ -12,7 +12,7 @@ import pytest
 import tiny
 import torch
 import transformers
-from checks import STEADY, no_forward, padded, plain, spec
+from checks import STEADY, cache_name, no_forward, padded, plain, spec
 from safetensors.torch import load_file, save_file
 from test_mtp import drafting
 from torch import Tensor
@@ -177,13 +177,22 @@ def bailing() -> PreTrainedModel:
     return transformers.BailingHybridForCausalLM(config)
 
 
-@pytest.mark.parametrize("make", [inkling, bailing])
-def test_families_with_a_running_state_are_refused_by_name(make: Callable[[], PreTrainedModel]) -> None:
-    """Their layers' states cannot be rolled back after a rejection, whatever drafts."""
-    model = make().eval()
+def test_a_family_with_a_running_state_is_refused_by_name() -> None:
+    """Its layers' states cannot be rolled back after a rejection, whatever drafts."""
+    model = bailing().eval()
     for asked in ({"use_mtp": True}, {"prompt_lookup_num_tokens": 3}):
         with (
             no_forward(model),
-            pytest.raises(ValueError, match=f"{model.config.get_text_config().model_type}.*rolled back"),
+            pytest.raises(ValueError, match=r"BailingHybridForCausalLM.*running state.*rolled back"),
         ):
             spec(model, X, max_new_tokens=4, **asked)
+
+
+def test_mtp_layers_with_conv_states_are_refused_by_name() -> None:
+    """Inkling's layers can be rolled back, but its MTP layers keep more than keys and values."""
+    model = inkling().eval()
+    with no_forward(model), pytest.raises(ValueError, match=r"MTP layers of InklingForCausalLM.*another method"):
+        spec(model, X, max_new_tokens=4, use_mtp=True)
+    if cache_name(model) == "cache":  # before transformers 5.24 its windows do not roll back
+        expected = plain(model, X, max_new_tokens=12)
+        assert list(spec(model, X, max_new_tokens=12, prompt_lookup_num_tokens=3).ids) == expected

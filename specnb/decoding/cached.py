@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from specnb.decoding.borrow import Capture, borrow
@@ -17,7 +18,7 @@ from specnb.decoding.fast import fastest
 from specnb.decoding.feed import PER_TOKEN, Feed, cache_keyword, forward_parameters
 from specnb.decoding.graphs import Graphs, Pass, recorder
 from specnb.decoding.lm import LM
-from specnb.decoding.store import RowStore
+from specnb.decoding.store import RowStore, layer_plan
 
 
 class CachedLM(LM):
@@ -32,7 +33,7 @@ class CachedLM(LM):
         store: a store to share with another CachedLM that runs other layers of the same model.
         foreign_ids: ids beyond its vocabulary (of a target with a larger one) are read as its last token.
 
-    Raises Unsupported for several rows or CUDA graphs where the model makes masks of its own (`own_masks`).
+    Raises Unsupported for CUDA graphs where the model makes masks of its own (`own_masks`).
     """
 
     def __init__(self, model: PreTrainedModel, rows: Sequence[Row], *, capacity: int = 0, prefill_chunk_size: int | None = None,
@@ -58,13 +59,7 @@ class CachedLM(LM):
         self._sdpa = attention == "sdpa"
         self._maskless = attention not in ALL_MASK_ATTENTION_FUNCTIONS  # transformers makes no mask for it
         record = recorder(given)
-        for what, remedy, wanted in (
-            ("several rows at once cannot be decoded", "Generate the prompts one by one.", len(rows) > 1),
-            ("CUDA graphs cannot be used", "Call specnb.cuda_graphs(model, on=False).", bool(record)),
-        ):
-            reason = own_masks(given, self._feed) if wanted else None
-            if reason:
-                raise Unsupported(f"{what} with {self.config.model_type!r}: {reason}. {remedy}")
+        check_graphs(given, self._feed)
         self._graphs = Graphs(self.store, record, self.device) if record else None
         held = 0 if past is None else past.get_seq_length()
         if past is not None and held:
@@ -136,6 +131,15 @@ class CachedLM(LM):
         return Pass(out.logits if keep else tokens.new_empty(0), states)
 
 
+def check_graphs(model: PreTrainedModel, feed: Feed) -> None:
+    """Raise Unsupported for a model whose blocks are to be recorded, but that makes masks of its own."""
+    reason = own_masks(model, feed) if recorder(model) else None
+    if reason:
+        raise Unsupported(
+            f"CUDA graphs cannot be used with {model.config.model_type!r}: {reason}. Call specnb.cuda_graphs(model, on=False)."
+        )
+
+
 _OWN_MASKS = (
     "bloom",
     "mpt",
@@ -151,7 +155,9 @@ def own_masks(model: PreTrainedModel, feed: Feed) -> str | None:
     attention = getattr(config, "_attn_implementation", "eager")
     if attention not in ("sdpa", "eager"):
         return f"its attention implementation {attention!r} takes no 4-D mask; load it with attn_implementation='sdpa'"
-    windows = {layer.window for layer in RowStore(model.config, [0], 0).row_layers} - {None}
+    windows = {
+        layer.sliding_window for layer in layer_plan(model.config) if isinstance(layer, DynamicSlidingWindowLayer)
+    }
     own = config.model_type in _OWN_MASKS or getattr(config, "attention_chunk_size", None) or len(windows) > 1
     placed = "position_ids" in forward_parameters(type(model))
     typed = "token_type_ids" in feed.extras or (feed.once and any(name in feed.extras for name in PER_TOKEN))

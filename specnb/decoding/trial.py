@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specnb.decoding.cached import check_graphs
 from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.feed import PER_TOKEN
 from specnb.decoding.follow import Given, Size, check_rollback, follow, of_row
@@ -43,6 +44,7 @@ def trial(model: PreTrainedModel, rows: Sequence[Row], given: Given, rolls_back:
         given: what `generate()` prepared for them.
         rolls_back: whether drafts will be rejected; without, tokens are tried one by one.
     """
+    check_graphs(model, given.feed)
     if rolls_back:
         check_rollback(model, "target")
     if rolls_back or len(rows) > 1:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specnb.decoding.cached import CachedLM
-from specnb.decoding.contracts import Drafter, Row
+from specnb.decoding.contracts import Drafter, Row, Unsupported
 from specnb.decoding.follow import Given, Size, follow
 from specnb.decoding.lm import LM, model_device
+from specnb.decoding.store import other_layers
 from specnb.decoding.trial import check_draft
 from specnb.drafters.draft_model import DraftModel
 from specnb.drafters.early_exit import early_exit
@@ -108,6 +109,12 @@ def _universal(run: Run) -> tuple[LM, Drafter]:
 
 
 def _mtp_layers(run: Run) -> tuple[LM, Drafter]:
+    kinds = sorted(set(other_layers(run.model.config).values()))
+    if kinds:
+        raise Unsupported(
+            f"the MTP layers of {type(run.model).__name__} cannot draft: their cache ({', '.join(kinds)}) is more than keys and values. "
+            "Use another method."
+        )
     mtp = load_mtp(run.model)
     target = run.target(hidden_states="all")
     return target, MtpLayers(mtp, target, run.rows, run.size.capacity, run.drawing(target))
