@@ -132,7 +132,8 @@ def plainly(passed: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
     """The arguments for `generate()`, `temperature=0` read as greedy, without a cache that nothing would use."""
     if in_effect("temperature", passed, model) == 0:
         passed = over_configs(greedy_at_zero({**passed, "temperature": 0}), do_sample=False, temperature=1.0)
-    if in_effect("cache_implementation", passed, model) in STATIC_LIKE:
+    given = any(passed.get(name) is not None for name in ("cache", "past_key_values"))
+    if in_effect("cache_implementation", passed, model) in STATIC_LIKE and not given:
         passed = over_configs(passed, cache_implementation="dynamic")
     return passed
 

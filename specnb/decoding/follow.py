@@ -92,6 +92,11 @@ def follow(
     if not keeps_to_standard(model, longest):
         if rolls_back and role == "target":
             check_switch(model)
+        if role == "target" and size.prefill_chunk_size is not None:
+            raise Unsupported(
+                f"prefill_chunk_size={size.prefill_chunk_size} cannot be followed with {type(model).__name__}, which prepares its "
+                "inputs in a way of its own: leave it out."
+            )
         if len(rows) == 1:
             arguments = given.as_prepared(rows[0]) if given else None
             extras = feed.with_positions()
