@@ -4,8 +4,9 @@ to transformers' standard one."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -125,10 +126,15 @@ def own_positions(model: PreTrainedModel) -> bool:
 def forward_parameters(kind: type) -> Collection[str]:
     """The names that a model's forward takes; of the nearest class whose forward names its inputs."""
     for one in kind.__mro__:
-        names = inspect.signature(one.__dict__["forward"]).parameters if "forward" in one.__dict__ else {}
+        names = _parameters(one.__dict__["forward"]) if "forward" in one.__dict__ else ()
         if "input_ids" in names:
             return names
     return ()
+
+
+@lru_cache(256)
+def _parameters(function: Callable[..., Any]) -> Collection[str]:
+    return inspect.signature(function).parameters.keys()
 
 
 def cache_keyword(parameters: Collection[str]) -> str:
