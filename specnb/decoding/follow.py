@@ -88,10 +88,7 @@ def follow(
     feed = given.feed if given else Feed()
     past = given.past if given else None
     more: dict[str, Any] = {"foreign_ids": foreign_ids, "hidden_states": hidden_states}
-    longest = max(len(row.ids) + getattr(row, "room", 0) for row in rows) + _AHEAD
-    if not keeps_to_standard(model, longest):
-        if rolls_back and role == "target":
-            check_switch(model)
+    if not keeps_to_standard(model, _longest(rows)):
         if role == "target" and size.prefill_chunk_size is not None:
             raise Unsupported(
                 f"prefill_chunk_size={size.prefill_chunk_size} cannot be followed with {type(model).__name__}, which prepares its "
@@ -114,6 +111,23 @@ def follow(
             {row.index: fast(model, [row], feed=of_row(model, feed, r, row), **more) for r, row in enumerate(rows)}
         )
     return fast(model, rows, feed=feed, past=past if len(rows) == 1 else None, **more)
+
+
+def check(model: PreTrainedModel, rows: Sequence[Row], given: Given, rolls_back: bool) -> None:
+    """Raise Unsupported for a target, or rows of it, of which can be told without a pass that they cannot be followed."""
+    standard = keeps_to_standard(model, _longest(rows))
+    if rolls_back:
+        check_rollback(model, "target")
+        if not standard:
+            check_switch(model)
+    if len(rows) > 1 and (not standard or own_masks(model, given.feed)):
+        for r, row in enumerate(rows):
+            of_row(model, given.feed, r, row)
+
+
+def _longest(rows: Sequence[Row]) -> int:
+    """Tokens that no row, nor a draft behind it, will outgrow."""
+    return max(len(row.ids) + getattr(row, "room", 0) for row in rows) + _AHEAD
 
 
 def keeps_to_standard(model: PreTrainedModel, longest: int | None = None) -> bool:

@@ -16,13 +16,14 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specnb.decoding.cached import check_graphs
 from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.feed import PER_TOKEN
-from specnb.decoding.follow import Given, Size, check_rollback, follow, of_row
+from specnb.decoding.follow import Given, Size, check, follow, of_row
 from specnb.decoding.lm import LM, has_table, model_device, positions
 from specnb.decoding.prepared import arguments_of
 
@@ -45,8 +46,7 @@ def trial(model: PreTrainedModel, rows: Sequence[Row], given: Given, rolls_back:
         rolls_back: whether drafts will be rejected; without, tokens are tried one by one.
     """
     check_graphs(model, given.feed)
-    if rolls_back:
-        check_rollback(model, "target")
+    check(model, rows, given, rolls_back)
     if rolls_back or len(rows) > 1:
         check_activations(model)
     image = bool(given.feed.extras)
@@ -180,10 +180,14 @@ def _row(index: int, ids: Sequence[int]) -> Row:
 # ---- what needs no trial
 @cache
 def families() -> dict[str, Any]:
-    """The model types that `tests/families` found right, with text and with an image."""
+    """The model types that `tests/families` found right with this transformers (but for its last number), with text and with an image."""
     listed = resources.files("specnb") / "tested_families.json"
     found: dict[str, Any] = json.loads(listed.read_text(encoding="utf-8")) if listed.is_file() else {}
-    return found
+    return found if _minor(found.get("transformers", "")) == _minor(transformers.__version__) else {}
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
 
 
 def tested(model: PreTrainedModel, image: bool) -> bool:

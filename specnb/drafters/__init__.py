@@ -115,6 +115,11 @@ def _mtp_layers(run: Run) -> tuple[LM, Drafter]:
             f"the MTP layers of {type(run.model).__name__} cannot draft: their cache ({', '.join(kinds)}) is more than keys and values. "
             "Use another method."
         )
+    if any(parameter.is_meta for parameter in run.model.parameters()):
+        raise Unsupported(
+            f"the MTP layers of {type(run.model).__name__} cannot draft while the model is offloaded, since they share its embedding "
+            "and head: load it without offloading, or use another method."
+        )
     mtp = load_mtp(run.model)
     target = run.target(hidden_states="all")
     return target, MtpLayers(mtp, target, run.rows, run.size.capacity, run.drawing(target))
