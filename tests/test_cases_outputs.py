@@ -126,6 +126,8 @@ def test_RD_01_the_cache_of_rows_that_grew_in_step(options: dict[str, Any]) -> N
 @pytest.mark.parametrize("rows", [1, 2])
 def test_RD_01_of_padded_rows(rows: int) -> None:
     """A cache that is given holds what plain decoding leaves in it where the mask lets anybody look."""
+    if rows > 1 and cache_name(T) != "cache":
+        pytest.skip("before transformers 5.24 nothing says that a cache was given")
     ids, mask, kept = PAD_IDS[:rows], PADDED[:rows], []
     for way in ({}, {"custom_generate": specnb.decoder(**WAYS["lookup"])}):
         kept.append(DynamicCache())

@@ -66,8 +66,10 @@ def test_VOC_01_options_with_ids_that_one_model_lacks(size: int, option: str) ->
         sampled = specnb.generate(model, prompt, do_sample=True, seed=1, assistant_model=draft, **options, **EAGER)
         assert 0 < len(sampled.ids) <= 24
     ids, mask = padded(prompts)
+    # processors see the padding: before transformers 5.24 its id counts as one of the text's
+    together = model.generate(ids, attention_mask=mask, do_sample=False, **options)
     result = spec(model, ids, attention_mask=mask, assistant_model=draft, **options, **EAGER)
-    assert [list(row.ids) for row in result.rows] == expected
+    assert torch.equal(result.sequences, together)
 
 
 # ---------------------------------------------------------------- VOC-02

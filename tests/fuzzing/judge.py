@@ -16,6 +16,7 @@ from families.cells import is_specnbs, raised_by_specnb, refusal
 from torch import Tensor
 
 from specnb.decoding.feed import own_preparation
+from specnb.decoding.store import other_layers
 
 from .draws import Draw
 from .script import source
@@ -225,6 +226,7 @@ def _misplaced(draw: Draw) -> bool:
     padded = draw.pad or len({len(row) for row in draw.rows}) > 1
     model = load(draw)["base"]()
     placed = "position_ids" in inspect.signature(type(model).forward).parameters and not own_preparation(model)
+    placed = placed and not other_layers(model.config)  # a window behind the prompt, say, that counts its padding
     return bool(padded and (draw.right or not placed))
 
 
