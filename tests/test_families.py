@@ -71,12 +71,14 @@ def test_verdicts() -> None:
 
 def test_a_wrong_text_is_found_and_unlists_its_family() -> None:
     """One wrong cell, of whichever class, takes the model type off the list."""
-    cells = {"plain": {"verdict": EQUAL}, "draft": {"verdict": REFUSED}}
+    cells = {"plain": {"verdict": EQUAL}, "image rows plain": {"verdict": REFUSED}}
     right = {"family": "a", "model_type": "a", "cells": cells}
+    partly = {"family": "d", "model_type": "d", "cells": cells | {"draft": {"verdict": REFUSED}}}
     wrong = {"family": "b", "model_type": "a", "cells": cells | {"lookup": {"verdict": WRONG}}}
     refused = {"family": "c", "model_type": "c", "cells": {"plain": {"verdict": REFUSED}}}
     assert report.is_right(right) and not report.is_right(wrong) and not report.is_right(refused)
-    assert report.right_types([right, refused]) == ["a"]
+    assert report.is_right(partly)  # nothing is wrong with it, but the trial may be what refuses
+    assert report.right_types([right, refused, partly]) == ["a"]
     assert report.right_types([right, wrong]) == []
 
 

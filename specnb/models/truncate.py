@@ -33,6 +33,7 @@ def truncate(model: PreTrainedModel, layers: int) -> PreTrainedModel:
         raise ValueError(
             f"{type(model).__name__} cannot be built with {layers} of its {total} layers, so it cannot be truncated: {error}"
         ) from error
+    _check_depth(model, draft, layers)
     sources = dict(model.named_modules())
     for name, module in draft.named_modules():
         _share(sources.get(name), module, name, layers, total)
@@ -75,7 +76,24 @@ def _shortened(config: Any, layers: int) -> Any:
     if getattr(text, "num_mtp_layers", None):  # these continue the whole model's hidden state
         text.num_mtp_layers = 0
     text.num_hidden_layers = layers
+    if vars(text).get("decoder_layers") == total:  # BART's kin, whose num_hidden_layers are the encoder's
+        text.decoder_layers = layers
     return config
+
+
+def _check_depth(model: PreTrainedModel, draft: PreTrainedModel, layers: int) -> None:
+    """Raise ValueError unless the draft was built with so many layers, where the model says which they are."""
+    from specnb.decoding.borrow import layers_path
+
+    try:
+        path = layers_path(model)
+    except ValueError:
+        return
+    built: Any = draft.get_submodule(path)
+    if len(built) != layers:
+        raise ValueError(
+            f"{type(model).__name__} cannot be truncated: with {layers} layers in its config it is built with {len(built)}."
+        )
 
 
 def _share(source: nn.Module | None, module: nn.Module, name: str, layers: int, total: int) -> None:

@@ -224,7 +224,7 @@ def _misplaced(draw: Draw) -> bool:
     """Whether transformers itself decodes the rows at other positions than alone: padding behind the prompts, of which it warns, or
     before them where the model counts positions by slots or by pad ids."""
     padded = draw.pad or len({len(row) for row in draw.rows}) > 1
-    model = load(draw)["base"]()
+    model = load(draw)["model"]()
     placed = "position_ids" in inspect.signature(type(model).forward).parameters and not own_preparation(model)
     placed = placed and not other_layers(model.config)  # a window behind the prompt, say, that counts its padding
     return bool(padded and (draw.right or not placed))
