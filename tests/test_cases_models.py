@@ -371,3 +371,56 @@ def test_several_rows_with_an_image_that_cannot_be_told_apart_are_refused() -> N
     given = two_rows(model)
     with no_forward(model), pytest.raises(ValueError, match=r"several rows with .*generate the prompts one by one"):
         specnb.generate(model, **given, max_new_tokens=4, do_sample=False, prompt_lookup_num_tokens=3)
+
+
+# ---------------------------------------------------------------- what the fuzzer found
+@pytest.mark.parametrize("how", ["plain", "lookup"])
+def test_masks_in_float64(how: str) -> None:
+    """seed 101, draw 502: the lowest number of float64 has no place in float32."""
+    own = {"head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 8, "attn_implementation": "eager"}
+    model = tiny._build("Gemma2ForCausalLM", 0, **{**tiny._shape(64, layers=2), **own}).double()
+    prompts = [tiny.ids(seed, n) for seed, n in ((1, 5), (2, 12))]
+    ids, mask = padded(prompts)
+    result = spec(model, ids, attention_mask=mask, max_new_tokens=16, **HOWS[how](model))
+    assert [list(row.ids) for row in result.rows] == [plain(model, p, max_new_tokens=16) for p in prompts]
+
+
+def test_block_verification_does_not_go_by_the_clock() -> None:
+    """seed 101, draw 741: its text depends on the lengths of the drafts."""
+    model = tiny.llama()
+    options = {"prompt_lookup_num_tokens": None, "method": "prompt_lookup", "do_sample": True, "seed": 1}
+    result = specnb.generate(model, X, max_new_tokens=8, verification="block", **options)
+    assert result.options["num_assistant_tokens_schedule"] == "constant"
+    result = specnb.generate(model, X, max_new_tokens=8, **options)
+    assert result.options["num_assistant_tokens_schedule"] == "adaptive"
+
+
+def test_drafts_of_a_family_that_counts_its_decoders_layers() -> None:
+    """seed 707: a truncated Marian was built with more layers than its config said."""
+    from families.build import build
+
+    model = build("marian")
+    draft = specnb.truncate(model, 2)
+    ids = torch.tensor([[5, 17, 23, 42, 5, 17]])
+    expected = plain(model, ids, max_new_tokens=12)
+    assert list(spec(model, ids, max_new_tokens=12, assistant_model=draft, **STEADY).ids) == expected
+
+
+def test_mtp_layers_of_an_offloaded_model_are_refused() -> None:
+    """seed 505, draw 1308: they share the embedding and the head, which are elsewhere."""
+    accelerate = pytest.importorskip("accelerate")
+    model = specnb.load("tiny-glm4-moe").target
+    model = accelerate.cpu_offload(copy.deepcopy(model), execution_device=torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"MTP layers of Glm4MoeForCausalLM.*offloaded"):
+        spec(model, X, max_new_tokens=4, use_mtp=True, on_step=lambda step: pytest.fail("a token came"))
+
+
+def test_a_cache_without_use_cache_is_refused() -> None:
+    """seed 202, draw 182: transformers would feed the whole text into it again and again."""
+    from transformers import DynamicCache
+
+    model = tiny._build("MptForCausalLM", 0, vocab_size=64, d_model=32, n_heads=4, n_layers=2, use_cache=False)
+    assert list(spec(model, X, max_new_tokens=8, prompt_lookup_num_tokens=3).ids) == plain(model, X, max_new_tokens=8)
+    if not OLD:  # nothing says there that a cache was given
+        with no_forward(model), pytest.raises(ValueError, match="use_cache=False: leave the cache out"):
+            spec(model, X, max_new_tokens=8, method="plain", cache=DynamicCache())
