@@ -132,16 +132,22 @@ class Decoder:
         prompts, pads = batch.split(input_ids, model_kwargs.get("attention_mask"))
         device = model_device(model)
         schedule = SCHEDULES[chosen.options.get("num_assistant_tokens_schedule", "constant")]
+        past = model_kwargs.get("cache", model_kwargs.get("past_key_values"))
+        own_cache = bool(getattr(past, "_is_user_defined", False))
+        keeps = generation_config.output_scores or generation_config.output_logits
+        together = len(prompts) > 1 and bool(processors.foreign or stops.together or keeps or own_cache)
+        shown = input_ids.tolist()
+        if not together:  # rows that do not grow in step are shown without what pads them behind
+            shown = [row[: pad + len(ids)] for row, ids, pad in zip(shown, prompts, pads, strict=True)]
         rows = [
             Row(i, ids, room, torch.Generator(device).manual_seed((seed or 0) + i),
-                processors.for_row(i, len(prompts)), schedule(chosen.options.get("num_assistant_tokens", 0)), shown)
-            for i, (ids, shown) in enumerate(zip(prompts, input_ids.tolist(), strict=True))
+                processors.for_row(i, len(prompts)), schedule(chosen.options.get("num_assistant_tokens", 0)), shown[i])
+            for i, ids in enumerate(prompts)
         ]  # fmt: skip
         if len(rows) > 1 and self.streamer is not None:
             raise ValueError(
                 f"a streamer shows one row, but there are {len(rows)}; generate the prompts one by one to stream them."
             )
-        past = model_kwargs.get("cache", model_kwargs.get("past_key_values"))
         refusals.check_cache(past, made=generation_config.cache_implementation is not None)
         refusals.check_past(past, rows, pads)
         extras = {
@@ -172,15 +178,12 @@ class Decoder:
             shown=bool(generation_config.output_scores and generation_config.return_dict_in_generate),
         )
         pad = _pad(generation_config)
-        keeps = generation_config.output_scores or generation_config.output_logits
-        own_cache = bool(getattr(past, "_is_user_defined", False))
         if own_cache and generation_config.use_cache is False:
             raise ValueError("a cache is given, but use_cache=False: leave the cache out, or give use_cache=True.")
         if own_cache and not isinstance(target, CachedLM) and (len(rows) > 1 or rows[0].padding):
             raise ValueError(
                 f"the given cache cannot be filled: {type(model).__name__} takes one row without padding at a time; leave the cache out."
             )
-        together = len(rows) > 1 and bool(processors.foreign or stops.together or keeps or own_cache)
         steps = decode(
             target, drafter, rows, stops=stops, together=processors if together else None, pad=pad, record=record,
             rule=RULES[chosen.options.get("verification", "token") if sample else "greedy"],

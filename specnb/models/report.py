@@ -81,7 +81,8 @@ def report(name: str) -> Iterator[Report]:
     own = logger.level
     held = Report(logger.getEffectiveLevel())
     logger.addFilter(held)
-    logger.setLevel(min(logging.WARNING, logger.getEffectiveLevel()))
+    # just under WARNING: at that level itself transformers also tells of tensor parallelism
+    logger.setLevel(min(logging.WARNING - 1, logger.getEffectiveLevel()))
     try:
         yield held
     except RuntimeError as error:
