@@ -25,7 +25,7 @@ class CachedLM(LM):
     """A causal language model with a preallocated cache in which every row has its own length.
 
     Args:
-        model, rows, hidden_states: as for `LM`. `model` must be one that `feed.standard()` lets pass.
+        model, rows, hidden_states: as for `LM`. `model` must be one that `follow.keeps_to_standard()` lets pass.
         capacity: token slots to allocate at first; the store grows geometrically.
         prefill_chunk_size: process longer inputs in chunks of this many tokens.
         feed: what `generate()` prepared beside the token ids.

@@ -203,8 +203,6 @@ def _as_made(module: nn.Module) -> bool:
     own = module.__dict__
     if "forward" in own and "_hf_hook" not in own:
         return False
-    if not type(module).__module__.startswith(
-        ("transformers.models.", "transformers.activations", "torch.nn.modules.")
-    ):
+    if not type(module).__module__.startswith(_FAMILIAR):
         return False
     return all(type(one) is nn.Parameter for one in own["_parameters"].values() if one is not None)
