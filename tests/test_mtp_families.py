@@ -188,7 +188,6 @@ def test_a_family_with_a_running_state_is_refused_by_name() -> None:
             spec(model, X, max_new_tokens=4, **asked)
 
 
-@pytest.mark.usefixtures("known_families")
 def test_mtp_layers_with_conv_states_are_refused_by_name() -> None:
     """Inkling's layers can be rolled back, but its MTP layers keep more than keys and values."""
     model = inkling().eval()
