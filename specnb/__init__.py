@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "generate": "specnb.api",
-    "pack": "specnb.decoding.packed",
-    "unpack": "specnb.decoding.packed",
-    "cuda_graphs": "specnb.decoding.graphs",
-    "decoder": "specnb.api",
+    "generate": "specnb.call.api",
+    "pack": "specnb.runtime.prepacked_linear",
+    "unpack": "specnb.runtime.prepacked_linear",
+    "cuda_graphs": "specnb.runtime.cuda_graphs",
+    "decoder": "specnb.call.api",
     "load": "specnb.models",
     "LoadError": "specnb.models",
     "load_mtp": "specnb.models.mtp",
     "save_pair": "specnb.models",
     "truncate": "specnb.models",
     "Pair": "specnb.models",
-    "Panel": "specnb.notebook.panel",
+    "Panel": "specnb.notebook.panel.panel",
     "Method": "specnb.options",
     "GenerationResult": "specnb.trace",
     "Step": "specnb.trace",
@@ -28,19 +28,19 @@ _MODULES = ("bench",)  # imported when asked for
 __all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
-    from specnb.api import decoder as decoder
-    from specnb.api import generate as generate
-    from specnb.decoding.graphs import cuda_graphs as cuda_graphs
-    from specnb.decoding.packed import pack as pack
-    from specnb.decoding.packed import unpack as unpack
+    from specnb.call.api import decoder as decoder
+    from specnb.call.api import generate as generate
     from specnb.models import LoadError as LoadError
     from specnb.models import Pair as Pair
     from specnb.models import load as load
     from specnb.models import save_pair as save_pair
     from specnb.models import truncate as truncate
     from specnb.models.mtp import load_mtp as load_mtp
-    from specnb.notebook.panel import Panel as Panel
+    from specnb.notebook.panel.panel import Panel as Panel
     from specnb.options import Method as Method
+    from specnb.runtime.cuda_graphs import cuda_graphs as cuda_graphs
+    from specnb.runtime.prepacked_linear import pack as pack
+    from specnb.runtime.prepacked_linear import unpack as unpack
     from specnb.trace import GenerationResult as GenerationResult
     from specnb.trace import Step as Step
 

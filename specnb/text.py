@@ -145,7 +145,7 @@ def pieces(tokenizer: Any, ids: Iterable[int]) -> tuple[str, ...]:
 
 
 def step_pieces(tokenizer: Any, steps: Iterable[Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """One row's `Row.pieces` and `Row.rejected_pieces` (a tuple per step) from its steps."""
+    """One row's `RowResult.pieces` and `.rejected_pieces` (a tuple per step) from its steps."""
     detokenizer = Detokenizer(tokenizer)
     emitted: list[str] = []
     rejected: list[tuple[str, ...]] = []

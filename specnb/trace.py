@@ -13,6 +13,8 @@ from typing import Any
 
 ORIGINS = ("accepted", "corrected", "bonus", "plain")
 _ENDED = ("eos", "stop_string", "stopping_criteria", "length")
+FORMAT = "specnb.GenerationResult/2"
+_RENAMED = {"specnb.GenerationResult/1": {"signal": "match_length", "withheld": "lookahead_token"}}  # fields of a step
 FINISH_REASONS = (*_ENDED, "max_time", "context", "cancelled", "interrupted")
 
 
@@ -25,16 +27,16 @@ class Step:
     round's drafting and verifying. `margins` holds the gap between the target's two best scores (its logits after all logits
     processors) per emitted token, in half precision only, where a gap of a few units in the last place is a tie that other block
     sizes may break differently.
-    `signal` is the length of the match in prompt lookup, `withheld` the token it would have drafted next; `distances` the total variation between the law that was followed and
+    `match_length` is the length of the match in prompt lookup, `lookahead_token` the token it would have drafted next; `distances` the total variation between the distribution that was followed and
     the target's, per position, in a lossy method.
 
     With `probabilities=True` (else both are None, as they are in a step without a draft): `draft_probabilities` has what the
-    drafter's law gave each drafted token (None where it has none: a copy, or text encoded again), `target_probabilities` what
-    the target's law, after all logits processors, gave those that were judged: up to the first that does not stand.
+    drafter's distribution gave each drafted token (None where it has none: a copy, or text encoded again), `target_probabilities` what
+    the target's distribution, after all logits processors, gave those that were judged: up to the first that does not stand.
 
     `logprobs` has the log-probability of each emitted token under the target: the log-softmax of the target's own logits, before
     any logits processor, temperature included (vLLM's default); None with `logprobs=False`. With `top_logprobs=n`, `top_logprobs` has for
-    each emitted token the n best `(id, logprob)` of the same law in its place, and `draft_top_logprobs` for each drafted token those
+    each emitted token the n best `(id, logprob)` of the same distribution in its place, and `draft_top_logprobs` for each drafted token those
     of the drafter's own logits (None where it has none).
     """
 
@@ -47,11 +49,11 @@ class Step:
     other_seconds: float = 0.0
     row: int = 0
     margins: tuple[float, ...] | None = None
-    signal: int = 0
+    match_length: int = 0
     distances: tuple[float, ...] | None = None
     draft_probabilities: tuple[float, ...] | None = None
     target_probabilities: tuple[float, ...] | None = None
-    withheld: int | None = None
+    lookahead_token: int | None = None
     logprobs: tuple[float, ...] | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
     draft_top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
@@ -78,7 +80,7 @@ class Token:
 
 
 @dataclass
-class Row:
+class RowResult:
     """One prompt's output: ids, text per token (None without a tokenizer), steps and why it ended."""
 
     prompt_ids: tuple[int, ...]
@@ -111,13 +113,14 @@ class GenerationResult:
     JSON). One row: `.text`, `.ids`, `.tokens`, `.finish_reason`; several: `.rows[i]` has the same. `options` are the ones in
     effect, `option_sources` says where each of them comes from ("call", the "target"'s or the "assistant"'s generation
     config, or "default"), `seed` the seed used (None when greedy), `lossy` whether the method changes the target's
-    distribution.
+    distribution. `runtime` says for the models ("target", "assistant") how many modules were replaced by which kind of cheaper
+    one (see `specnb.runtime.prepare.Runtime`).
     With `output_scores` and `output_logits`, `scores` and `logits` are what `generate()` returns under these names: a tuple with
     one float32 `[rows, vocab]` per token, after and before the logits processors (None in a result read from JSON).
     """
 
     method: str
-    rows: list[Row]
+    rows: list[RowResult]
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
     seconds: float = 0.0
@@ -127,10 +130,11 @@ class GenerationResult:
     scores: Any = field(default=None, repr=False, compare=False)
     logits: Any = field(default=None, repr=False, compare=False)
     option_sources: Mapping[str, str] = field(default_factory=dict)
+    runtime: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     # ---- one row
     @property
-    def _row(self) -> Row:
+    def _row(self) -> RowResult:
         if len(self.rows) != 1:
             raise ValueError(f"this result has {len(self.rows)} rows: use .rows[i].")
         return self.rows[0]
@@ -232,16 +236,16 @@ class GenerationResult:
         left_out = ("sequences", "scores", "logits", "rows")
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
         data["rows"] = [dataclasses.asdict(row) for row in self.rows]
-        return json.dumps({"format": "specnb.GenerationResult/1", **data}, default=str, **dumps)
+        return json.dumps({"format": FORMAT, **data}, default=str, **dumps)
 
     @classmethod
     def from_json(cls, text: str) -> GenerationResult:
         """Read what `to_json` wrote. Raises ValueError for anything else."""
         try:
             data = json.loads(text)
-            if data.pop("format") != "specnb.GenerationResult/1":
+            if (made := data.pop("format")) not in (FORMAT, *_RENAMED):
                 raise KeyError("format")
-            data["rows"] = [_row(row) for row in data["rows"]]
+            data["rows"] = [_row(row, _RENAMED.get(made, {})) for row in data["rows"]]
             return cls(**data)
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(f"not a specnb.GenerationResult in JSON: {error!r}") from error
@@ -286,10 +290,10 @@ class GenerationResult:
         return marked_text(self)
 
 
-def _row(data: Mapping[str, Any]) -> Row:
+def _row(data: Mapping[str, Any], renamed: Mapping[str, str]) -> RowResult:
     def tuples(value: Any) -> Any:
         return tuple(tuples(v) for v in value) if isinstance(value, list) else value
 
     fields = {key: tuples(value) for key, value in data.items() if key != "steps"}
-    steps = tuple(Step(**{key: tuples(value) for key, value in step.items()}) for step in data["steps"])
-    return Row(**fields, steps=steps)
+    steps = tuple(Step(**{renamed.get(key, key): tuples(value) for key, value in step.items()}) for step in data["steps"])
+    return RowResult(**fields, steps=steps)

@@ -12,7 +12,7 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from transformers.utils import logging
 
-from specnb.decoding import trial
+from specnb.decoding.lm import block_check
 
 torch.set_num_threads(1)
 logging.set_verbosity_error()
@@ -25,7 +25,7 @@ InteractiveShell.atexit_operations = lambda self: None  # type: ignore[method-as
 @pytest.fixture(autouse=True)
 def known_families(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a transformers that the list of tested families was not made with, the families of the suite count as tested: it tests them."""
-    if not trial.families():
+    if not block_check.families():
         types = ["llama", "qwen2", "qwen3", "mistral", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "glm4_moe"]
-        known = {"text": [*types, "deepseek_v3", "gpt2"], "image": ["gemma4", "qwen2_5_vl"]}
-        monkeypatch.setattr(trial, "families", lambda: known)
+        known = {"text": [*types, "deepseek_v3", "gpt2", "inkling_text"], "image": ["gemma4", "qwen2_5_vl"]}
+        monkeypatch.setattr(block_check, "families", lambda: known)

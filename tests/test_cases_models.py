@@ -15,7 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel, Qwen2_5_VLConfig, 
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import specnb
-from specnb.decoding import trial
+from specnb.decoding.lm import block_check
 
 X = tiny.ids(0, 7)
 OLD = cache_name(tiny.llama()) == "past_key_values"  # transformers before 5.24
@@ -303,8 +303,8 @@ def test_an_exchanged_layer_that_does_not_is_tried_once(monkeypatch: pytest.Monk
     model, tried = tiny.llama(), []
     twin = Twin(64, 32, bias=False)
     twin.weight = model.model.layers[0].mlp.down_proj.weight
-    theirs = trial._difference
-    monkeypatch.setattr(trial, "_difference", lambda *given: tried.append(1) or theirs(*given))
+    theirs = block_check._difference
+    monkeypatch.setattr(block_check, "_difference", lambda *given: tried.append(1) or theirs(*given))
     same(model, X, 8, "lookup")
     assert not tried  # a tested family, as transformers makes it
     model.model.layers[0].mlp.down_proj = twin

@@ -11,7 +11,7 @@ from checks import run_cell, shell
 from traitlets import TraitError
 
 import specnb
-from specnb.notebook.line import flag
+from specnb.notebook.magic_parser import flag
 from specnb.notebook.magics import exact_body
 from specnb.options import default
 

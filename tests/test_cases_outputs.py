@@ -15,7 +15,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 from transformers.generation import GenerateDecoderOnlyOutput
 
 import specnb
-from specnb.decoding.verify import acceptance, block_lengths
+from specnb.decoding.verifiers import acceptance, block_acceptance
 from specnb.trace import GenerationResult
 
 KEPT = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
@@ -220,7 +220,7 @@ def test_VR_01_in_a_block() -> None:
     p, q = torch.tensor([0.5, 0.3, 0.2, 0.0]), torch.tensor([0.5, 0.5, 0.0, 0.0])
     for drafted in ([3, 0], [0, 3], [3, 2], [3, 3], [0, 2, 3]):
         k = len(drafted)
-        w, h = block_lengths([p] * (k + 1), [q] * k, drafted)
+        w, h = block_acceptance([p] * (k + 1), [q] * k, drafted)
         assert not w.isnan().any() and not h.isnan().any()
         first = drafted.index(3)
         assert w[first + 1 :].tolist() == h[first + 1 :].tolist() == [0.0] * (k - first)
@@ -239,7 +239,7 @@ def logits_of(model: Any, result: GenerationResult) -> list[Tensor]:
 
 
 def methods() -> dict[str, tuple[Any, dict[str, Any], Any]]:
-    """Model, options, and what the drafter is by itself (None where it has no law over the target's vocabulary)."""
+    """Model, options, and what the drafter is by itself (None where it has no distribution over the target's vocabulary)."""
     from functools import partial
 
     gemma, mtp = gemma4_target(), mtp_model("glm4_moe", 2, 2)
@@ -281,13 +281,13 @@ def test_LP_01_log_probabilities_are_a_forward_over_the_text(name: str, how: str
         assert [s.logprobs for s in usual.steps] == [pytest.approx(s.logprobs, abs=1e-6) for s in result.steps]
         assert all(s.top_logprobs is s.draft_top_logprobs is None for s in usual.steps)
         for row, logits in zip(result.rows, logits_of(model, result), strict=True):
-            law = logits.double().log_softmax(-1)
+            distribution = logits.double().log_softmax(-1)
             ids_ = torch.tensor(row.ids)
             found = [value for step in row.steps for value in step.logprobs or ()]
-            assert found == pytest.approx(law.gather(1, ids_[:, None]).flatten().tolist(), abs=1e-5)
+            assert found == pytest.approx(distribution.gather(1, ids_[:, None]).flatten().tolist(), abs=1e-5)
             tops = [pairs for step in row.steps for pairs in step.top_logprobs or ()]
             assert len(tops) == len(row.ids)
-            for pairs, own in zip(tops, law, strict=True):
+            for pairs, own in zip(tops, distribution, strict=True):
                 assert [value for _, value in pairs] == pytest.approx(own.topk(4).values.tolist(), abs=1e-5)
                 assert [float(own[i]) for i, _ in pairs] == pytest.approx([value for _, value in pairs], abs=1e-5)
             check_draft(row, drafter)
@@ -310,8 +310,8 @@ def check_draft(row: Any, drafter: Any) -> None:
             continue
         with torch.no_grad():
             logits = drafter(torch.tensor([[*text[: step.position], *step.drafted]]), use_cache=False).logits[0]
-        law = logits.double().log_softmax(-1)[step.position - 1 : -1]
-        for pairs, own in zip(step.draft_top_logprobs, law, strict=True):
+        distribution = logits.double().log_softmax(-1)[step.position - 1 : -1]
+        for pairs, own in zip(step.draft_top_logprobs, distribution, strict=True):
             assert [value for _, value in pairs] == pytest.approx(own.topk(4).values.tolist(), abs=1e-5)
             assert [float(own[i]) for i, _ in pairs] == pytest.approx([value for _, value in pairs], abs=1e-5)
 
@@ -353,7 +353,7 @@ def test_LP_01_through_decoder_and_pandas() -> None:
         spec(T, X[:1], max_new_tokens=4, logprobs=5)
 
 
-def test_LP_01_universal_drafts_by_text_have_no_law() -> None:
+def test_LP_01_universal_drafts_by_text_have_no_distribution() -> None:
     byte, sp = tiny.byte_tokenizer(), tiny.sp_tokenizer()
     model, draft = tiny.llama(vocab=len(byte), layers=2), tiny.llama(vocab=len(sp), layers=2, seed=3)
     given = {"assistant_model": draft, "tokenizer": byte, "assistant_tokenizer": sp, "top_logprobs": 3, **EAGER}

@@ -251,8 +251,8 @@ def test_PR_block_verification_refuses_what_looks_at_all_rows() -> None:
 
 
 @pytest.mark.parametrize("how", ["draft", "lookup", "block"])
-def test_PR_sampled_rows_that_grow_in_step_follow_the_law(how: str) -> None:
-    """A draft that another row cut short leaves no trace in the law. Exact law of three tokens."""
+def test_PR_sampled_rows_that_grow_in_step_follow_the_distribution(how: str) -> None:
+    """A draft that another row cut short leaves no trace in the distribution. Exact distribution of three tokens."""
     model = tiny.llama(seed=0, vocab=VOCAB, layers=1, std=0.15)
     draft = tiny.llama(seed=7, vocab=VOCAB, layers=1, std=0.15)
     ways: dict[str, dict[str, Any]] = {
@@ -266,8 +266,8 @@ def test_PR_sampled_rows_that_grow_in_step_follow_the_law(how: str) -> None:
     joint, texts = torch.ones(1, dtype=torch.float64), PROMPT
     for _ in range(NEW):
         with torch.no_grad():
-            law = model(input_ids=texts, use_cache=False).logits[:, -1].double().softmax(-1)
-        joint = (joint[:, None] * law).flatten()
+            distribution = model(input_ids=texts, use_cache=False).logits[:, -1].double().softmax(-1)
+        joint = (joint[:, None] * distribution).flatten()
         texts = torch.cat([texts.repeat_interleave(VOCAB, 0), torch.arange(VOCAB).repeat(len(texts))[:, None]], 1)
     prompts, samples, accepted, cut = PROMPT.repeat(3, 1), [], 0, 0
     for run in range(340):

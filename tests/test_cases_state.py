@@ -337,8 +337,8 @@ def test_STA_05_the_confidence_threshold_ends_drafts() -> None:
                     [X[0].tolist() + list(result.ids[: step.position - 7]) + list(step.drafted[: i - 1])]
                 )
                 with torch.no_grad():
-                    law = D(text).logits[0, -1].softmax(-1)
-                assert law[step.drafted[i - 1]] >= threshold - 1e-5
+                    distribution = D(text).logits[0, -1].softmax(-1)
+                assert distribution[step.drafted[i - 1]] >= threshold - 1e-5
     assert drafted == sorted(drafted, reverse=True)
     assert drafted[0] > 6 > 1.5 > drafted[-1]
 
@@ -389,13 +389,14 @@ def test_SPD_01_the_prompt_is_processed_once(chunk: int | None) -> None:
 
 def test_SPD_01_no_copy_of_the_store_per_step() -> None:
     """The store's memory is allocated once and written in place while nothing grows."""
-    from specnb.decoding.cached import CachedLM
     from specnb.decoding.contracts import Row
-    from specnb.decoding.probabilities import Processors
+    from specnb.decoding.distributions import Processors
+    from specnb.decoding.lm.cached import CachedLM
+from specnb.decoding.lm.model_inputs import CacheSize
     from specnb.decoding.schedules import Constant
 
     row = Row(0, tiny.ids(0, 30)[0].tolist(), 100, torch.Generator(), Processors(), Constant(5))
-    lm = CachedLM(T, [row], capacity=200)
+    lm = CachedLM(T, [row], CacheSize(200))
     places = set()
     for i in range(40):
         lm.logits([row], [[5, 6, 7]], [4])
@@ -406,9 +407,10 @@ def test_SPD_01_no_copy_of_the_store_per_step() -> None:
 
 
 def test_SPD_01_the_store_grows_geometrically() -> None:
-    from specnb.decoding.cached import CachedLM
     from specnb.decoding.contracts import Row
-    from specnb.decoding.probabilities import Processors
+    from specnb.decoding.distributions import Processors
+    from specnb.decoding.lm.cached import CachedLM
+from specnb.decoding.lm.model_inputs import CacheSize
     from specnb.decoding.schedules import Constant
 
     row = Row(0, [5], 10**6, torch.Generator(), Processors(), Constant(5))

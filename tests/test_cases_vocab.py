@@ -128,8 +128,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def law_after(model: PreTrainedModel, ids: Tensor, settings: dict[str, Any]) -> Tensor:
-    """The target's law of the next token, by transformers' warpers on a forward without cache."""
+def distribution_after(model: PreTrainedModel, ids: Tensor, settings: dict[str, Any]) -> Tensor:
+    """The target's distribution of the next token, by transformers' warpers on a forward without cache."""
     made = LogitsProcessorList()
     if settings.get("temperature", 1) != 1:
         made.append(logits_process.TemperatureLogitsWarper(settings["temperature"]))
@@ -141,16 +141,16 @@ def law_after(model: PreTrainedModel, ids: Tensor, settings: dict[str, Any]) -> 
         return made(ids, model(ids, use_cache=False).logits[:, -1].float())[0].double().softmax(-1)
 
 
-def within_noise(tokens: list[int], law: Tensor) -> bool:
+def within_noise(tokens: list[int], distribution: Tensor) -> bool:
     """Total variation below what a true sample of that size exceeds in 1 of 1,000 cases; no impossible token."""
-    counts = torch.tensor(tokens).bincount(minlength=len(law)).double() / len(tokens)
+    counts = torch.tensor(tokens).bincount(minlength=len(distribution)).double() / len(tokens)
     generator = torch.Generator().manual_seed(0)
-    edges = law.cumsum(0).clamp(max=1)
+    edges = distribution.cumsum(0).clamp(max=1)
     draws = torch.searchsorted(edges, torch.rand(2000, len(tokens), generator=generator, dtype=torch.float64))
-    at = draws.clamp(max=len(law) - 1) + len(law) * torch.arange(2000)[:, None]
-    simulated = at.flatten().bincount(minlength=2000 * len(law)).view(2000, -1) / len(tokens)
-    bound = ((simulated - law).abs().sum(-1) / 2).quantile(0.999)
-    return bool((counts - law).abs().sum() / 2 < bound) and not bool(counts[law == 0].any())
+    at = draws.clamp(max=len(distribution) - 1) + len(distribution) * torch.arange(2000)[:, None]
+    simulated = at.flatten().bincount(minlength=2000 * len(distribution)).view(2000, -1) / len(tokens)
+    bound = ((simulated - distribution).abs().sum(-1) / 2).quantile(0.999)
+    return bool((counts - distribution).abs().sum() / 2 < bound) and not bool(counts[distribution == 0].any())
 
 
 def sampled(
@@ -167,34 +167,34 @@ def sampled(
 def test_SMP_01_first_and_second_token(setting: str, k: int) -> None:
     """The second is looked at after each frequent first token, the place where a draft was verified."""
     texts = sampled(S_T, S_D, S_X, 2400, num_assistant_tokens=k, max_new_tokens=3, **SETTINGS[setting])
-    assert within_noise([text[0] for text in texts], law_after(S_T, S_X, SETTINGS[setting]))
+    assert within_noise([text[0] for text in texts], distribution_after(S_T, S_X, SETTINGS[setting]))
     firsts = [text[0] for text in texts]
     for first in sorted(set(firsts), key=firsts.count, reverse=True)[:2]:
-        law = law_after(S_T, torch.cat([S_X, torch.tensor([[first]])], 1), SETTINGS[setting])
-        assert within_noise([text[1] for text in texts if text[0] == first], law)
+        distribution = distribution_after(S_T, torch.cat([S_X, torch.tensor([[first]])], 1), SETTINGS[setting])
+        assert within_noise([text[1] for text in texts if text[0] == first], distribution)
 
 
 @pytest.mark.parametrize("size", [26, 40])
-def test_SMP_01_VOC_01_law_with_an_unequal_vocabulary(size: int) -> None:
+def test_SMP_01_VOC_01_distribution_with_an_unequal_vocabulary(size: int) -> None:
     """Tokens that only the target has stay reachable; those that only the draft has never appear."""
     draft = tiny.llama(seed=7, vocab=size, layers=1, std=0.15)
     for options in ({"top_k": 0, "temperature": 1.5}, {"top_k": 0, "temperature": 1.5, "verification": "block"}):
         texts = sampled(S_T, draft, S_X, 2400, num_assistant_tokens=4, max_new_tokens=3, **options)
         firsts = [text[0] for text in texts]
         for first in sorted(set(firsts), key=firsts.count, reverse=True)[:2]:
-            law = law_after(S_T, torch.cat([S_X, torch.tensor([[first]])], 1), {"temperature": 1.5})
-            assert within_noise([text[1] for text in texts if text[0] == first], law)
+            distribution = distribution_after(S_T, torch.cat([S_X, torch.tensor([[first]])], 1), {"temperature": 1.5})
+            assert within_noise([text[1] for text in texts if text[0] == first], distribution)
     assert size > 32 or max(max(text) for text in texts) >= size
 
 
 def test_SMP_02_an_argmax_drafter_is_a_point_mass() -> None:
-    """A greedy copy of the target as draft text: prompt lookup proposes it without a law; the law is kept."""
+    """A greedy copy of the target as draft text: prompt lookup proposes it without a distribution; the distribution is kept."""
     prompt = torch.tensor([[9, 5, 6, 7, 9, 5, 6, 7, 9, 5, 6]])
     prompts = prompt.repeat(3000, 1)
     result = specnb.generate(S_T, prompts, attention_mask=torch.ones_like(prompts), do_sample=True, top_k=0, temperature=0.6,
                              max_new_tokens=2, seed=1, method="prompt_lookup")  # fmt: skip
     assert all(row.steps[0].drafted == (7,) for row in result.rows)
-    assert within_noise([row.ids[0] for row in result.rows], law_after(S_T, prompt, {"temperature": 0.6}))
+    assert within_noise([row.ids[0] for row in result.rows], distribution_after(S_T, prompt, {"temperature": 0.6}))
 
 
 def test_SMP_02_the_gemma_4_drafter_is_not_taken_for_a_draft_model() -> None:
@@ -219,7 +219,7 @@ def test_SMP_02_the_gemma_4_drafter_is_not_taken_for_a_draft_model() -> None:
 
 
 def test_SMP_05_an_ensemble_weight_that_cannot_apply_is_refused_by_name() -> None:
-    """A proposer without a law of its own cannot honour it, and neither can a weight outside (0, 1)."""
+    """A proposer without a distribution of its own cannot honour it, and neither can a weight outside (0, 1)."""
     for w in (0.05, 0.5):
         with no_forward(S_T), pytest.raises(ValueError, match="assistant_ensemble_weight"):
             spec(S_T, S_X, max_new_tokens=5, prompt_lookup_num_tokens=3, assistant_ensemble_weight=w)

@@ -44,7 +44,7 @@ def test_demo_without_arguments_takes_the_embedded_pair(capsys: pytest.CaptureFi
 
 
 def test_the_prompt_suits_the_model() -> None:
-    from specnb.models.embedded.training.data import held_out
+    from tools.embedded_models.data import held_out
 
     assert demo.TINY_PROMPT in [asked for asked, _ in held_out(3)]
     assert demo.PROMPT.startswith("Copy this text:")

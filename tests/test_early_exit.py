@@ -195,7 +195,7 @@ def test_reused_states_equal_a_clean_pass_after_rejections(family: str) -> None:
     model = target(family)
     worst: list[float] = []
 
-    class Watch(loop.Law):
+    class Watch(loop.BlockDistributions):
         def __init__(self, row: Any, draft: Any, logits: Tensor, weight: float | None = None) -> None:
             super().__init__(row, draft, logits, weight)
             with torch.no_grad():
@@ -203,7 +203,7 @@ def test_reused_states_equal_a_clean_pass_after_rejections(family: str) -> None:
             worst.append(float((clean - logits).abs().max()))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "Law", Watch)
+        patch.setattr(loop, "BlockDistributions", Watch)
         ids, mask = padded([X, tiny.ids(4, 15), tiny.ids(5, 2)])
         result = spec(model, ids, attention_mask=mask, max_new_tokens=30, assistant_early_exit=2, **STEADY)
     assert len(worst) > 15
@@ -360,7 +360,7 @@ class _Uneven(Constant):
         super().__init__(k)
         self.asked = k
 
-    def length(self, signal: int = 0) -> int:
+    def length(self, match_length: int = 0) -> int:
         self.asked += 1
         return (0, 3, 2, 0, 0, 4)[(self.asked * self.asked) % 6]
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import specnb
-from specnb.decoding import packed
+from specnb.runtime import prepacked_linear as packed
 
 X = tiny.ids(0, 9)
 METHODS: dict[str, dict[str, Any]] = {
@@ -73,7 +73,7 @@ EDITS = [adapters, another_mlp, another_norm, another_head, other_embeddings, an
 def test_the_model_is_taken_as_it_is_now(
     edit: Callable[[PreTrainedModel], None], method: str, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specnb.decoding import packed as weights
+    from specnb.runtime import prepacked_linear as weights
 
     monkeypatch.setattr(weights, "_pays_from", lambda layer, size: 1)
     model = tiny.llama(vocab=64)

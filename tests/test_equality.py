@@ -12,9 +12,10 @@ import torch
 from checks import EAGER, consistent, no_forward, padded, plain, spec
 from transformers import PreTrainedModel, WatermarkingConfig
 
-from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Row
-from specnb.decoding.probabilities import Processors
+from specnb.decoding.distributions import Processors
+from specnb.decoding.lm.cached import CachedLM
+from specnb.decoding.lm.model_inputs import CacheSize
 from specnb.decoding.schedules import Constant
 
 VOCAB = 64
@@ -323,7 +324,7 @@ def test_rollback_equals_recomputation(family: str, lengths: list[int]) -> None:
     model = tiny.gemma4(shared=2, per_layer=8) if family == "gemma4 shared" else target(family)
     rng = random.Random(f"{family} {lengths}")
     rows = [a_row(i, tiny.ids(i + 20, n)[0].tolist()) for i, n in enumerate(lengths)]
-    lm = CachedLM(model, rows, capacity=rng.choice([0, 8, 200]), prefill_chunk_size=rng.choice([None, 4]))
+    lm = CachedLM(model, rows, CacheSize(rng.choice([0, 8, 200]), rng.choice([None, 4])))
     for turn in range(14):
         if turn == 9 and len(rows) > 1:
             rows.pop(rng.randrange(len(rows)))

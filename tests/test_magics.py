@@ -19,12 +19,12 @@ from IPython.core.error import UsageError
 import specnb
 from specnb.notebook import load_ipython_extension
 from specnb.notebook.arguments import specgen_parser
-from specnb.notebook.line import flag, split_line, unescape
+from specnb.notebook.magic_parser import flag, split_line, unescape
 from specnb.notebook.magics import SpecMagics
 from specnb.notebook.stream import NotebookView
 from specnb.options import OPTIONS
 from specnb.text import step_pieces
-from specnb.trace import GenerationResult, Row, Step
+from specnb.trace import GenerationResult, RowResult, Step
 
 
 class Engine:
@@ -54,7 +54,7 @@ class Engine:
     @staticmethod
     def result(pair: Any, steps: list[Step], reason: str) -> GenerationResult:
         texts, rejected = step_pieces(pair.tokenizer, steps)
-        row = Row((1, 2), tuple(i for s in steps for i in s.emitted), tuple(steps), reason, texts, rejected)
+        row = RowResult((1, 2), tuple(i for s in steps for i in s.emitted), tuple(steps), reason, texts, rejected)
         return GenerationResult("prompt_lookup", [row], seconds=2.0, target_passes=len(steps))
 
     @property

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, LogitsProcessorList, PreTrainedMo
 from transformers.modeling_layers import MtpModel
 
 import specnb
-from specnb.drafters.growing import Growing
+from specnb.drafters.draft_builder import DraftBuilder
 from specnb.models.mtp import load_mtp
 
 KINDS = ["glm4_moe", "deepseek_v3"]
@@ -76,9 +76,9 @@ def drafting() -> Iterator[list[tuple[list[int], list[int], Tensor]]]:
     """Every draft of a run: the committed ids, the tokens, the logits they were picked from."""
     seen: dict[tuple[int, int], tuple[list[int], list[int], list[Tensor]]] = {}
     found: list[tuple[list[int], list[int], Tensor]] = []
-    add = Growing.add
+    add = DraftBuilder.add
 
-    def record(self: Growing, logits: Tensor) -> None:
+    def record(self: DraftBuilder, logits: Tensor) -> None:
         at = (self.row.index, len(self.row.ids))
         _, tokens, rows = seen.setdefault(at, (list(self.row.ids), [], []))
         rows.append(logits.detach().clone())
@@ -86,7 +86,7 @@ def drafting() -> Iterator[list[tuple[list[int], list[int], Tensor]]]:
         tokens[:] = self.tokens
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Growing, "add", record)
+        patch.setattr(DraftBuilder, "add", record)
         yield found
     found += [(ids, tokens, torch.stack(rows)) for ids, tokens, rows in seen.values()]
 

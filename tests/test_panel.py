@@ -18,10 +18,10 @@ from IPython.core.error import UsageError
 import specnb
 from specnb.notebook.arguments import specgen_parser
 from specnb.notebook.availability import available_methods
-from specnb.notebook.panel import Panel
-from specnb.notebook.panel_code import Request, magic_code, python_code
-from specnb.notebook.panel_controls import Control
-from specnb.notebook.panel_view import step_html
+from specnb.notebook.panel.code import Request, magic_code, python_code
+from specnb.notebook.panel.controls import Control
+from specnb.notebook.panel.panel import Panel
+from specnb.notebook.panel.view import step_html
 from specnb.notebook.session import Session
 from specnb.notebook.values import values
 from specnb.options import BY_NAME, METHODS, OPTIONS, default, options_of
@@ -85,7 +85,7 @@ def test_unfit_methods_are_shown_with_the_reason(panel: Panel) -> None:
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_every_option_has_a_control(option: Any) -> None:
     control = Control(option, None if option.name == "assistant_early_exit" else option.default)
-    assert control.value() is None  # untouched: nothing is given
+    assert control.value() is None  # unpatched: nothing is given
     texts = [w for w in walk(control.box) if isinstance(w, ipywidgets.HTML)]
     assert any(option.help in unescape(w.value) for w in texts)
     assert all(

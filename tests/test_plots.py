@@ -15,7 +15,7 @@ from checks import configs
 
 import specnb
 from specnb import bench
-from specnb.trace import GenerationResult, Row, Step
+from specnb.trace import GenerationResult, RowResult, Step
 from specnb.views import plots
 
 STEPS = (
@@ -30,7 +30,7 @@ def result(scale: float = 1.0, steps: tuple[Step, ...] = STEPS) -> GenerationRes
         Step(s.position, s.drafted, s.accepted, s.emitted, s.draft_seconds * scale, s.verify_seconds * scale)
         for s in steps
     )
-    row = Row((7, 7, 7), tuple(i for s in steps for i in s.emitted), timed, "length")
+    row = RowResult((7, 7, 7), tuple(i for s in steps for i in s.emitted), timed, "length")
     return GenerationResult("draft_model", [row], seconds=scale, target_passes=len(steps))
 
 

@@ -12,7 +12,7 @@ import torch
 from checks import spec
 
 from specnb.decoding.contracts import Row
-from specnb.decoding.probabilities import Processors
+from specnb.decoding.distributions import Processors
 from specnb.decoding.schedules import Constant
 from specnb.drafters.prompt_lookup import NgramIndex, PromptLookup
 

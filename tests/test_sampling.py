@@ -1,7 +1,7 @@
-"""Sampled text follows the target's law: the joint law of three tokens, against its exact enumeration.
+"""Sampled text follows the target's distribution: the joint distribution of three tokens, against its exact enumeration.
 
-A run's tokens are compared with the law that transformers' own warpers make of the model's logits. The measure is total
-variation; the bound is what an equally large sample drawn from the law itself stays under in all but 1 of 1,000 cases.
+A run's tokens are compared with the distribution that transformers' own warpers make of the model's logits. The measure is total
+variation; the bound is what an equally large sample drawn from the distribution itself stays under in all but 1 of 1,000 cases.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.generation import logits_process
 
 import specnb
-from specnb.decoding import verify
-from specnb.decoding.contracts import Draft, Verdict
-from specnb.decoding.probabilities import Law
+from specnb.decoding import verifiers
+from specnb.decoding.contracts import Draft, VerifiedToken
+from specnb.decoding.distributions import BlockDistributions
 from specnb.drafters import draft_model
 
 VOCAB, NEW = 8, 3
@@ -69,34 +69,34 @@ def warpers(settings: dict[str, Any]) -> LogitsProcessorList:
 
 @cache
 def exact(setting: str) -> Tensor:
-    """The joint law `[vocab ** 3]` of three tokens, from the target's logits without any cache."""
+    """The joint distribution `[vocab ** 3]` of three tokens, from the target's logits without any cache."""
     processors, joint = warpers(SETTINGS[setting]), torch.ones(1, dtype=torch.float64)
     texts = PROMPT
     for _ in range(NEW):
         with torch.no_grad():
             logits = target()(input_ids=texts, use_cache=False).logits[:, -1].float()
-        law = processors(texts, logits).double().softmax(-1)
-        joint = (joint[:, None] * law).flatten()
+        distribution = processors(texts, logits).double().softmax(-1)
+        joint = (joint[:, None] * distribution).flatten()
         texts = torch.cat([texts.repeat_interleave(VOCAB, 0), torch.arange(VOCAB).repeat(len(texts))[:, None]], 1)
     return joint
 
 
 def marginals(joint: Tensor) -> list[Tensor]:
-    """The laws of the first 1, 2 and 3 tokens; `joint` is `[..., vocab ** 3]`."""
+    """The distributions of the first 1, 2 and 3 tokens; `joint` is `[..., vocab ** 3]`."""
     return [joint.unflatten(-1, (VOCAB**n, -1)).sum(-1) for n in (1, 2, 3)]
 
 
 @cache
 def noise(setting: str, runs: int) -> list[float]:
     """For 1, 2 and 3 tokens: the total variation that a true sample of `runs` exceeds in 1 of 1,000 cases."""
-    law, generator = exact(setting), torch.Generator().manual_seed(0)
-    edges = law.cumsum(0).clamp(max=1)
+    distribution, generator = exact(setting), torch.Generator().manual_seed(0)
+    edges = distribution.cumsum(0).clamp(max=1)
     simulated = torch.stack([
-        torch.searchsorted(edges, torch.rand(runs, generator=generator, dtype=torch.float64)).clamp(max=len(law) - 1)
-        .bincount(minlength=len(law))
+        torch.searchsorted(edges, torch.rand(runs, generator=generator, dtype=torch.float64)).clamp(max=len(distribution) - 1)
+        .bincount(minlength=len(distribution))
         for _ in range(2000)
     ]) / runs  # fmt: skip
-    distances = [(s - p).abs().sum(-1) / 2 for s, p in zip(marginals(simulated), marginals(law), strict=True)]
+    distances = [(s - p).abs().sum(-1) / 2 for s, p in zip(marginals(simulated), marginals(distribution), strict=True)]
     return [float(d.quantile(0.999)) for d in distances]
 
 
@@ -109,7 +109,7 @@ def total_variations(samples: list[tuple[int, ...]], setting: str) -> list[float
 
 
 def follows(samples: list[tuple[int, ...]], setting: str) -> bool:
-    """Whether samples are within noise of the target's law."""
+    """Whether samples are within noise of the target's distribution."""
     bounds = noise(setting, len(samples))
     return all(d < bound for d, bound in zip(total_variations(samples, setting), bounds, strict=True))
 
@@ -130,23 +130,23 @@ def sampled(name: str, setting: str, runs: int = RUNS, **options: Any) -> list[t
 @pytest.mark.parametrize("verification", ["token", "block"])
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", ["draft_model", "prompt_lookup"])
-def test_joint_law_of_three_tokens(name: str, setting: str, verification: str) -> None:
+def test_joint_distribution_of_three_tokens(name: str, setting: str, verification: str) -> None:
     assert follows(sampled(name, setting, verification=verification), setting)
 
 
 @pytest.mark.parametrize("k", [1, 2])
-def test_joint_law_with_short_drafts(k: int) -> None:
+def test_joint_distribution_with_short_drafts(k: int) -> None:
     assert follows(sampled("draft_model", "all", num_assistant_tokens=k), "all")
 
 
-def test_joint_law_with_a_confidence_threshold() -> None:
-    """Where the draft ends depends on what was drawn; the law must not."""
+def test_joint_distribution_with_a_confidence_threshold() -> None:
+    """Where the draft ends depends on what was drawn; the distribution must not."""
     for verification in ("token", "block"):
         texts = sampled("draft_model", "plain", assistant_confidence_threshold=0.3, verification=verification)
         assert follows(texts, "plain")
 
 
-def test_joint_law_with_a_prefix_dependent_processor() -> None:
+def test_joint_distribution_with_a_prefix_dependent_processor() -> None:
     """A processor that looks at the text sees the right prefix at every drafted position."""
     banned = {"no_repeat_ngram_size": 1}  # no token of the prompt or of the text again: 0, 1, 2 remain
     with torch.no_grad():
@@ -168,7 +168,7 @@ def test_joint_law_with_a_prefix_dependent_processor() -> None:
 
 
 @pytest.mark.parametrize("name", ["draft_model", "prompt_lookup"])
-def test_joint_law_row_by_row(name: str) -> None:
+def test_joint_distribution_row_by_row(name: str) -> None:
     """One row at a time, the path that a single prompt takes."""
     options = SETTINGS["all"] | method(name, 3) | {"do_sample": True, "max_new_tokens": NEW}
     texts = [
@@ -196,28 +196,28 @@ WRONG: dict[str, tuple[str, Callable[..., Any]]] = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_the_comparison_catches_wrong_rules(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     function, replacement = WRONG[wrong]
-    monkeypatch.setattr(verify, function, replacement)
+    monkeypatch.setattr(verifiers, function, replacement)
     assert not follows(sampled("draft_model", "plain"), "plain")
 
 
 @pytest.mark.parametrize("wrong", ["every copy accepted", "accepted by p, corrected from p"])
 def test_the_comparison_catches_wrong_rules_for_copies(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rule(law: Law, draft: Draft, generator: torch.Generator) -> Iterator[Verdict]:
+    def rule(distribution: BlockDistributions, draft: Draft, generator: torch.Generator) -> Iterator[VerifiedToken]:
         for i, x in enumerate(draft.tokens):
-            p = law.probs(i)
+            p = distribution.target_probs(i)
             stands = wrong == "every copy accepted" or bool(torch.rand((), generator=generator) < p[x])
-            yield Verdict(x if stands else verify.draw(p, generator), stands)
+            yield VerifiedToken(x if stands else verifiers.draw(p, generator), stands)
             if not stands:
                 return
-        yield Verdict(verify.draw(law.probs(len(draft.tokens)), generator), False)
+        yield VerifiedToken(verifiers.draw(distribution.target_probs(len(draft.tokens)), generator), False)
 
-    monkeypatch.setitem(verify.RULES, "token", rule)
+    monkeypatch.setitem(verifiers.VERIFIERS, "token", rule)
     assert not follows(sampled("prompt_lookup", "plain"), "plain")
 
 
-@pytest.mark.parametrize("wrong", ["argmax judged as sampled", "another law reported"])
+@pytest.mark.parametrize("wrong", ["argmax judged as sampled", "another distribution reported"])
 @pytest.mark.parametrize("verification", ["token", "block"])
-def test_the_comparison_catches_drafts_with_a_wrong_law(
+def test_the_comparison_catches_drafts_with_a_wrong_distribution(
     wrong: str, verification: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     propose = draft_model.DraftModel.propose

@@ -21,17 +21,17 @@ PERFECT, NOISY, USELESS = tiny.noisy(T, 0), tiny.noisy(T, 0.03), tiny.llama(seed
 X = tiny.ids(0, 7)
 
 
-def step(drafted: int, accepted: int, draft: float = 0.0, verify: float = 1.0, signal: int = 0) -> Step:
+def step(drafted: int, accepted: int, draft: float = 0.0, verify: float = 1.0, match_length: int = 0) -> Step:
     """A step with `draft` seconds per drafted token."""
     emitted = (5,) * (accepted + 1)
-    return Step(0, (5,) * drafted, accepted, emitted, draft * drafted, verify, 0.0, signal=signal)
+    return Step(0, (5,) * drafted, accepted, emitted, draft * drafted, verify, 0.0, match_length=match_length)
 
 
 def replayed(schedule: Any, steps: Sequence[Step]) -> list[int]:
     """What the schedule answered before each of the steps."""
     asked = []
     for one in steps:
-        asked.append(schedule.length(one.signal))
+        asked.append(schedule.length(one.match_length))
         schedule.update(one)
     return asked
 
@@ -106,7 +106,7 @@ def test_adaptive_with_prompt_lookup_replays_its_signal() -> None:
     assert list(result.ids) == plain(T, prompt, max_new_tokens=80)
     schedule = Adaptive(10)
     for one, answer in zip(result.steps, replayed(schedule, result.steps), strict=True):
-        if one.signal:
+        if one.match_length:
             assert len(one.drafted) == min(answer, 80 - (one.position - 30) - 1)
 
 

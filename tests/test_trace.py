@@ -16,7 +16,7 @@ from checks import EAGER, consistent, padded, spec
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import specnb
-from specnb.trace import ORIGINS, GenerationResult, Row, Step
+from specnb.trace import ORIGINS, GenerationResult, RowResult, Step
 
 STEPS = (
     Step(7, (), 0, (5,)),
@@ -30,7 +30,7 @@ IDS = tuple(token for step in STEPS for token in step.emitted)
 
 def made() -> GenerationResult:
     return GenerationResult(
-        "draft_model", [Row((3,) * 7, IDS, STEPS, "eos")], {"num_assistant_tokens": 3}, 4, 1.5, target_passes=5
+        "draft_model", [RowResult((3,) * 7, IDS, STEPS, "eos")], {"num_assistant_tokens": 3}, 4, 1.5, target_passes=5
     )
 
 
@@ -71,7 +71,7 @@ def test_metrics_by_hand() -> None:
 
 
 def test_metrics_of_nothing() -> None:
-    result = GenerationResult("plain", [Row((1,), (), (), "cancelled")])
+    result = GenerationResult("plain", [RowResult((1,), (), (), "cancelled")])
     assert (result.draft_acceptance_rate, result.mean_acceptance_length, result.acceptance_rate_by_position) == (
         0,
         1,
@@ -215,7 +215,7 @@ METHODS = {
 @pytest.mark.parametrize("how", ["greedy", "sampled", "block", "with a processor of the text"])
 @pytest.mark.parametrize("method", METHODS)
 def test_probabilities_of_drafted_tokens(method: str, how: str) -> None:
-    """They are those of the models' own laws, computed here again from the whole text before each token."""
+    """They are those of the models' own distributions, computed here again from the whole text before each token."""
     model = tiny.llama()
     draft = tiny.noisy(model, 0.03)
     options: dict[str, Any] = {
@@ -234,7 +234,7 @@ def test_probabilities_of_drafted_tokens(method: str, how: str) -> None:
     assert all(step.draft_probabilities is step.target_probabilities is None for step in unasked.steps)
     assert GenerationResult.from_json(result.to_json()).steps == result.steps
 
-    def law(of: Any, before: list[int]) -> torch.Tensor:
+    def distribution(of: Any, before: list[int]) -> torch.Tensor:
         ids = torch.tensor([before])
         with torch.no_grad():
             scores = of(ids).logits[:, -1].float()
@@ -248,12 +248,12 @@ def test_probabilities_of_drafted_tokens(method: str, how: str) -> None:
         judged = min(len(step.emitted), len(step.drafted))
         assert len(step.target_probabilities or ()) == judged
         before = [[*text[: step.position], *step.drafted[:i]] for i in range(len(step.drafted))]
-        expected = [float(law(model, ids)[token]) for ids, token in zip(before, step.drafted, strict=True)]
+        expected = [float(distribution(model, ids)[token]) for ids, token in zip(before, step.drafted, strict=True)]
         assert step.target_probabilities is None or step.target_probabilities == pytest.approx(expected[:judged], abs=1e-5)  # fmt: skip
         if drafter is None or not step.drafted:
             assert step.draft_probabilities is None
         else:
-            expected = [float(law(drafter, ids)[token]) for ids, token in zip(before, step.drafted, strict=True)]
+            expected = [float(distribution(drafter, ids)[token]) for ids, token in zip(before, step.drafted, strict=True)]
             assert step.draft_probabilities == pytest.approx(expected, abs=1e-5)
     assert any(step.target_probabilities for step in result.steps)
 

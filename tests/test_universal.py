@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, pipeline
 
 import specnb
 from specnb.drafters import universal
-from specnb.drafters.growing import Growing
+from specnb.drafters.draft_builder import DraftBuilder
 from specnb.drafters.retokenize import Retokenized, continuation, shared_tokens
 
 
@@ -158,7 +158,7 @@ def test_a_draft_that_writes_the_same_text_is_accepted_in_full() -> None:
     assert result.num_draft_tokens > 20
     sampled = specnb.generate(target, prompt, do_sample=True, top_k=0, seed=3, max_new_tokens=30, suppress_tokens=[0, 1, 2],
                               **how)  # fmt: skip
-    assert sampled.draft_acceptance_rate == 1  # the same law in other ids
+    assert sampled.draft_acceptance_rate == 1  # the same distribution in other ids
 
 
 @pytest.mark.parametrize("pair", ["byte to SP", "SP to byte"])
@@ -255,37 +255,37 @@ class Shuffled:
 
 
 def by_hand(text: str) -> Tensor:
-    """The draft's law over the target's ids after a text: its softmax over the tokens that both have, at their ids."""
-    own, law = W_TWO.get_vocab(), torch.zeros(len(W_ONE))
+    """The draft's distribution over the target's ids after a text: its softmax over the tokens that both have, at their ids."""
+    own, distribution = W_TWO.get_vocab(), torch.zeros(len(W_ONE))
     with torch.no_grad():
         logits = W_D(torch.tensor([W_TWO(text)["input_ids"]])).logits[0, -1]
     for word, i in W_ONE.get_vocab().items():
         if word in own and word not in ("<unk>", "<s>"):
-            law[i] = logits[own[word]].exp()
-    return law / law.sum()
+            distribution[i] = logits[own[word]].exp()
+    return distribution / distribution.sum()
 
 
 @pytest.mark.parametrize("order", [None, 1, 2])
 def test_SMP_04_q_is_the_one_computed_by_hand(order: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = (W_ONE, W_TWO) if order is None else (Shuffled(W_ONE, order), Shuffled(W_TWO, order + 9))
     seen: list[tuple[list[int], Tensor, list[int]]] = []
-    add = Growing.add
+    add = DraftBuilder.add
 
-    def record(self: Growing, logits: Tensor) -> None:
+    def record(self: DraftBuilder, logits: Tensor) -> None:
         text = [*self.row.ids, *self.tokens]
         add(self, logits)
-        seen.append((text, self.laws[-1], self.tokens))
+        seen.append((text, self.distributions[-1], self.tokens))
 
-    monkeypatch.setattr(Growing, "add", record)
+    monkeypatch.setattr(DraftBuilder, "add", record)
     result = specnb.generate(W_T, W_X, attention_mask=torch.ones_like(W_X), do_sample=True, top_k=0, seed=3,
                              max_new_tokens=90, assistant_model=W_D, tokenizer=one, assistant_tokenizer=two, **STEADY)  # fmt: skip
     assert result.method == "universal"
     assert len(seen) > 30
-    for ids, law, tokens in seen:
+    for ids, distribution, tokens in seen:
         text = W_ONE.decode([i for i in ids if i > 2])
-        assert (law - by_hand(text)).abs().max() < 1e-5
-        assert not law[[3 + 14, 3 + 15, 0, 1]].any()  # w14, w15 and the specials are the target's alone
-        assert all(law[token] > 0 for token in tokens[-1:])
+        assert (distribution - by_hand(text)).abs().max() < 1e-5
+        assert not distribution[[3 + 14, 3 + 15, 0, 1]].any()  # w14, w15 and the specials are the target's alone
+        assert all(distribution[token] > 0 for token in tokens[-1:])
     assert {17, 18} & set(result.ids)  # and reachable all the same
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from specnb.trace import GenerationResult, Row, Step
+from specnb.trace import GenerationResult, RowResult, Step
 from specnb.views.html import STYLE, TokenHtml, result_view, stats_line, table, token_view
 from specnb.views.text import legend, marked_text, speed_text, stats_text, visible
 from specnb.views.text import table as text_table
 
 
-def row(texts: list[str], rejected: bool = True) -> Row:
+def row(texts: list[str], rejected: bool = True) -> RowResult:
     """Three steps over five tokens: plain; two accepted and a correction; one accepted (none drafted more) and a bonus."""
     a, b, c, d, e, f = texts
     steps = (
@@ -28,10 +28,10 @@ def row(texts: list[str], rejected: bool = True) -> Row:
         Step(7, (5,), 1, (5, 6), 0.1, 0.2),
     )
     wrong = ((), (" wrong", "<draft>"), ()) if rejected else None
-    return Row((7, 7, 7), (1, 2, 3, 4, 5, 6), steps, "length", (a, b, c, d, e, f), wrong)
+    return RowResult((7, 7, 7), (1, 2, 3, 4, 5, 6), steps, "length", (a, b, c, d, e, f), wrong)
 
 
-def result(*rows: Row) -> GenerationResult:
+def result(*rows: RowResult) -> GenerationResult:
     return GenerationResult("draft_model", list(rows), {"max_new_tokens": 6}, seconds=1.25, target_passes=4)
 
 
@@ -83,7 +83,7 @@ def test_legend_names_what_occurs() -> None:
     shown = token_view(row(TEXTS))
     for name in ("<ins>accepted</ins>", "<mark>corrected</mark>", "<b>bonus</b>", "plain", "<del>rejected</del>"):
         assert name in shown
-    only_plain = Row((1,), (1, 2), (Step(1, (), 0, (1,)), Step(2, (), 0, (2,))), "length", ("a", "b"))
+    only_plain = RowResult((1,), (1, 2), (Step(1, (), 0, (1,)), Step(2, (), 0, (2,))), "length", ("a", "b"))
     assert "<small>" not in token_view(only_plain)
     assert legend({"plain"}) == ""
 
@@ -117,7 +117,7 @@ def test_first_line_break_right_to_left_and_partial_characters() -> None:
 
 
 def test_without_text_the_ids_are_shown() -> None:
-    bare = Row((7,), (1, 2), (Step(1, (1, 5), 1, (1, 2)),), "length")
+    bare = RowResult((7,), (1, 2), (Step(1, (1, 5), 1, (1, 2)),), "length")
     parsed = _Checked(token_view(bare))
     assert parsed.text == {"pre": "\n", "ins": "1 ", "mark": "2 ", "del": "5 "}
     assert "⟦1 ⟧‹2 ›" in marked_text(result(bare))
@@ -128,7 +128,7 @@ def test_long_texts_are_small_and_quick() -> None:
         Step(4 * i, (1, 2, 9), 2, (1, 2, 3, 4)[: 3 + i % 2] if i % 2 == 0 else (1, 2, 3)) for i in range(3400)
     )
     count = sum(len(step.emitted) for step in steps)
-    long = Row((1,), (1,) * count, steps, "length", (" <word>",) * count, ((" wrong",),) * len(steps))
+    long = RowResult((1,), (1,) * count, steps, "length", (" <word>",) * count, ((" wrong",),) * len(steps))
     assert count > 10_000
     start = time.perf_counter()
     shown = token_view(long)
@@ -162,8 +162,8 @@ def test_ansi_styles_differ_without_colour() -> None:
 
 def test_several_rows() -> None:
     both = result(row(TEXTS), row(TEXTS))
-    assert result_view(both).count("<pre") == 2 and "Row 2 of 2 (ended: length)" in result_view(both)
-    assert marked_text(both).count("Row ") == 2 and "ended: length" not in stats_text(both)
+    assert result_view(both).count("<pre") == 2 and "RowResult 2 of 2 (ended: length)" in result_view(both)
+    assert marked_text(both).count("RowResult ") == 2 and "ended: length" not in stats_text(both)
 
 
 def test_statistics_have_no_times() -> None:

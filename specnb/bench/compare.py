@@ -58,7 +58,7 @@ def compare(
         KeyboardInterrupt: as raised, with the comparison of the complete rounds as `.partial_result` (None if there is none).
     """
     import specnb
-    from specnb.inputs import encode, unwrapped
+    from specnb.call.inputs import encode, unwrapped
 
     unwrapped("pair_or_model", pair_or_model)
     tokenizer = options.get("tokenizer") or getattr(pair_or_model, "tokenizer", None)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from specnb.decoding.borrow import borrow
 from specnb.models.mtp import numbered
 from specnb.options import default, greedy_at_zero
+from specnb.runtime.module_view import module_view
 
 _DRAFT = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 
@@ -120,6 +120,6 @@ def _configured(model: Any, draft: Mapping[str, Any]) -> Any:
 
 def _knowing_its_layers(model: Any) -> Any:
     """transformers finds the MTP layers of the released depths only; here it is told this model's."""
-    known = borrow(model, {})
+    known = module_view(model, {})
     known._keys_to_ignore_on_load_unexpected = [*(model._keys_to_ignore_on_load_unexpected or ()), *numbered(model)]
     return known

@@ -15,7 +15,7 @@ class Constant:
     def __init__(self, k: int) -> None:
         self.k = k
 
-    def length(self, signal: int = 0) -> int:
+    def length(self, match_length: int = 0) -> int:
         return self.k
 
     def update(self, step: Step) -> None:
@@ -37,7 +37,7 @@ class Adaptive:
     """The length, 0 included, that promises most tokens per second, from the costs and the acceptance seen so far.
 
     A step with k drafted tokens is expected to yield 1 + a1 + a1 a2 + ... + a1...ak tokens in the seconds of k draft tokens
-    and of a target pass over k + 1. Acceptance a_i is counted by position and by the drafter's signal (how long a match
+    and of a target pass over k + 1. Acceptance a_i is counted by position and by the drafter's match_length (how long a match
     was), older steps weighing less; the cost of block sizes not yet seen is interpolated. Where plain decoding looks best, a
     draft is tried after a while, each time later if it did not help; prompt lookup tells what it would have drafted instead.
     """
@@ -50,16 +50,16 @@ class Adaptive:
         self.longest = max(k, self.LONGEST)
         self.verify: dict[int, float] = {}  # seconds by block size
         self.draft: float | None = None  # seconds per drafted token
-        self.tried: dict[tuple[int, int], float] = defaultdict(float)  # by signal and position
+        self.tried: dict[tuple[int, int], float] = defaultdict(float)  # by match_length and position
         self.stood: dict[tuple[int, int], float] = defaultdict(float)
         self.steps = self.drafting_steps = 0
         self.plain_steps, self.probe_after = 0, self.FIRST_PROBE
-        self.told = False  # whether the drafter says what it withheld, so that nothing need be tried to learn
+        self.told = False  # whether the drafter says what it lookahead_token, so that nothing need be tried to learn
 
-    def length(self, signal: int = 0) -> int:
+    def length(self, match_length: int = 0) -> int:
         if not self.verify:
             return self.k
-        best = self._best(signal)
+        best = self._best(match_length)
         if best == 0 and self.plain_steps >= self.probe_after and not self.told:
             return max(1, self.k // 2)
         return best
@@ -69,10 +69,10 @@ class Adaptive:
         k = len(step.drafted)
         if self.steps > 1:  # the first pass has the prompt in it
             self.verify[k + 1] = _blend(self.verify.get(k + 1), step.verify_seconds)
-        if step.withheld is not None:
+        if step.lookahead_token is not None:
             self.told = True
             if step.accepted == k < len(step.emitted):  # the token after a full draft tells about one more
-                self._count(step.signal, k, step.emitted[k] == step.withheld)
+                self._count(step.match_length, k, step.emitted[k] == step.lookahead_token)
         if not k:
             self.plain_steps += 1
             return
@@ -83,17 +83,17 @@ class Adaptive:
             self.probe_after = self.FIRST_PROBE if step.accepted else min(2 * self.probe_after, self.LAST_PROBE)
             self.plain_steps = 0
         for i in range(min(step.accepted + 1, k)):
-            self._count(step.signal, i, i < step.accepted)
+            self._count(step.match_length, i, i < step.accepted)
 
-    def _count(self, signal: int, position: int, stands: bool) -> None:
-        at = signal, position
+    def _count(self, match_length: int, position: int, stands: bool) -> None:
+        at = match_length, position
         self.tried[at] = self.FORGET * self.tried[at] + 1
         self.stood[at] = self.FORGET * self.stood[at] + stands
 
-    def _best(self, signal: int) -> int:
+    def _best(self, match_length: int) -> int:
         """The length with most expected tokens per second; the shorter of equals."""
         best, highest, tokens, alive = 0, 0.0, 1.0, 1.0
-        acceptance = self._acceptance(signal)
+        acceptance = self._acceptance(match_length)
         for k in range(self.longest + 1):
             if k:
                 alive *= next(acceptance)
@@ -103,13 +103,13 @@ class Adaptive:
                 best, highest = k, tokens / seconds
         return best
 
-    def _acceptance(self, signal: int) -> Iterator[float]:
-        """By position, leaning on the whole signal's rate, which leans on a belief."""
-        tried = sum(value for at, value in self.tried.items() if at[0] == signal)
-        stood = sum(value for at, value in self.stood.items() if at[0] == signal)
+    def _acceptance(self, match_length: int) -> Iterator[float]:
+        """By position, leaning on the whole match_length's rate, which leans on a belief."""
+        tried = sum(value for at, value in self.tried.items() if at[0] == match_length)
+        stood = sum(value for at, value in self.stood.items() if at[0] == match_length)
         pooled = (stood + self.PRIOR * self.BELIEF) / (tried + self.PRIOR)
         for position in range(self.longest):
-            at = signal, position
+            at = match_length, position
             yield (self.stood.get(at, 0.0) + self.PRIOR * pooled) / (self.tried.get(at, 0.0) + self.PRIOR)
 
     def _cost(self, size: int) -> float:

@@ -16,14 +16,14 @@ from transformers.generation.stopping_criteria import (
     StopStringCriteria,
 )
 
-from specnb.decoding.contracts import Row, seen
+from specnb.decoding.contracts import Row, input_ids
 
 
 class Stops:
     """The stopping criteria that `generate()` prepared, sorted into what is cheap to ask and what is not.
 
     `max_length` is the most tokens of a (padded) row; the rest is answered by `end`. `pads`: a row that has ended goes on with
-    padding while others do, as in generate() with an end of sequence; else it goes on writing. `together`: some criterion must
+    padding while others do, as in generate() with an end of sequence; else it goes on writing. `lockstep`: some criterion must
     see all rows at once, or rows write beyond their end, so that all have to grow in step.
     """
 
@@ -44,7 +44,7 @@ class Stops:
             else:
                 self.other.append(criterion)
         self.pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-        self.together = any(type(c) is not StopStringCriteria or not self.pads for c in self.other)
+        self.lockstep = any(type(c) is not StopStringCriteria or not self.pads for c in self.other)
 
     def end(self, rows: Sequence[Row], scores: tuple[Tensor, ...] | None = None) -> bool:
         """Set the `finish_reason` of rows that end with their last token; whether there are any.
@@ -61,7 +61,7 @@ class Stops:
                 row.finish_reason = "eos"
             elif reasons and reasons[i]:
                 row.finish_reason = reasons[i]
-            elif row.room <= 0:
+            elif row.remaining_tokens <= 0:
                 row.finish_reason = "length"
             elif late:
                 row.finish_reason = "max_time"
@@ -74,21 +74,21 @@ class Stops:
         """What the other criteria say of each row. All are asked, once per token, as in generate()."""
         reasons: list[str | None] = [None] * len(rows)
         for criterion in self.other:
-            ids = seen(rows)
+            ids = input_ids(rows)
             name = "stop_string" if isinstance(criterion, StopStringCriteria) else "stopping_criteria"
             for i, done in enumerate(_answers(criterion, criterion(ids, scores), ids)):
                 reasons[i] = reasons[i] or (name if done else None)
         return reasons
 
-    def before_step(self, rows: Sequence[Row], limit: int | None, together: bool = False) -> None:
-        """End rows that may not take another step: cancelled, or at the end of the model's positions (`together`: of any)."""
+    def before_step(self, rows: Sequence[Row], limit: int | None, lockstep: bool = False) -> None:
+        """End rows that may not take another step: cancelled, or at the end of the model's positions (`lockstep`: of any)."""
         over = [limit is not None and len(row.ids) > limit for row in rows]
         for row, beyond in zip(rows, over, strict=True):
             if row.finish_reason is not None:
                 continue
             if self.cancel is not None and self.cancel.is_set():
                 row.finish_reason = "cancelled"
-            elif beyond or (together and any(over)):
+            elif beyond or (lockstep and any(over)):
                 row.finish_reason = "context"
 
 

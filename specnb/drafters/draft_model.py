@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specnb.decoding.contracts import Draft, Row
-from specnb.decoding.lm import LM
-from specnb.drafters.growing import Drawing, Growing
+from specnb.decoding.lm.base import LM
+from specnb.drafters.draft_builder import DraftBuilder, DraftSampling
 
 
 class DraftModel:
@@ -18,13 +18,13 @@ class DraftModel:
     drafts_first = False
     reads_target = False
 
-    def __init__(self, lm: LM, drawing: Drawing) -> None:
-        self.lm, self.drawing = lm, drawing
+    def __init__(self, lm: LM, sampling: DraftSampling) -> None:
+        self.lm, self.sampling = lm, sampling
 
-    def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
+    def propose(self, rows: Sequence[Row], max_draft_tokens: Sequence[int]) -> list[Draft]:
         limit = self.lm.limit
-        most = [n if limit is None else min(n, limit - len(row.ids) + 1) for row, n in zip(rows, room, strict=True)]
-        drafts = [Growing(row, n, self.drawing) for row, n in zip(rows, most, strict=True)]
+        most = [n if limit is None else min(n, limit - len(row.ids) + 1) for row, n in zip(rows, max_draft_tokens, strict=True)]
+        drafts = [DraftBuilder(row, n, self.sampling) for row, n in zip(rows, most, strict=True)]
         while any(draft.open for draft in drafts):
             out = self.lm.logits(rows, [draft.tokens for draft in drafts], [1] * len(rows))
             for draft, logits in zip(drafts, out, strict=True):

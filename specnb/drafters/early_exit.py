@@ -7,6 +7,7 @@ layer once, and the prompt is processed once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specnb.decoding.borrow import Capture, Inject, Skip, borrow, layers_path
-from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Row
-from specnb.decoding.follow import Given, Size, follow
-from specnb.decoding.lm import LM
-from specnb.decoding.one_by_one import OneByOne
-from specnb.decoding.store import RowStore
-from specnb.decoding.trial import check_draft
+from specnb.decoding.lm.base import LM, LMOptions
+from specnb.decoding.lm.block_check import check_draft
+from specnb.decoding.lm.cached import CachedLM
+from specnb.decoding.lm.create import create_lm
+from specnb.decoding.lm.model_inputs import CacheSize, PreparedInputs
+from specnb.decoding.lm.rowwise import RowwiseLM
+from specnb.runtime.module_view import Capture, Inject, Skip, layers_path, module_view
 
 _CHECKED: WeakKeyDictionary[PreTrainedModel, set[int]] = WeakKeyDictionary()  # exits that `check_halves` let pass
 
@@ -30,12 +31,14 @@ _CHECKED: WeakKeyDictionary[PreTrainedModel, set[int]] = WeakKeyDictionary()  # 
 class LowerLayers(CachedLM):
     """The target up to layer `exit`, then its final norm and head. Keeps what its last layer gave until it is taken."""
 
-    def __init__(self, model: PreTrainedModel, exit: int, rows: Sequence[Row], store: RowStore, **size: Any) -> None:
+    def __init__(
+        self, model: PreTrainedModel, rows: Sequence[Row], size: CacheSize, prepared: PreparedInputs, exit: int
+    ) -> None:
         path = layers_path(model)
         layers = model.get_submodule(path)
         self.last = Capture(layers[exit - 1])
         above = {f"{path}.{i}": Skip(layers[i]) for i in range(exit, len(layers))}
-        super().__init__(borrow(model, {f"{path}.{exit - 1}": self.last, **above}), rows, store=store, **size)
+        super().__init__(module_view(model, {f"{path}.{exit - 1}": self.last, **above}), rows, size, prepared)
         self._states: dict[int, tuple[int, Tensor]] = {}
 
     def _forward(self, rows: Sequence[Row], fed: Sequence[Sequence[int]], starts: list[int], keep: int) -> Tensor:
@@ -68,20 +71,28 @@ class EarlyExitTarget(CachedLM):
     Raises NotReproduced for a model that its two halves do not reproduce.
     """
 
-    def __init__(self, model: PreTrainedModel, rows: Sequence[Row], *, exit: int, **options: Any) -> None:
-        options.pop("foreign_ids", None)
-        super().__init__(model, rows, **options)
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        rows: Sequence[Row],
+        size: CacheSize,
+        prepared: PreparedInputs,
+        options: LMOptions = LMOptions(),
+        *,
+        exit: int,
+    ) -> None:
+        super().__init__(model, rows, size, prepared, options)
         self._graphs = None  # the halves hand each other tensors that a recording would not see
         given, model = model, self.model
         path = layers_path(model)
         layers = model.get_submodule(path)
         self._inject = Inject(layers[exit - 1])
-        self._upper = borrow(
+        self._upper = module_view(
             model, {f"{path}.{exit - 1}": self._inject, **{f"{path}.{i}": Skip(layers[i]) for i in range(exit - 1)}}
         )
         self._whole = model
-        size = {key: options[key] for key in ("capacity", "prefill_chunk_size", "feed") if key in options}
-        self.lower = LowerLayers(model, exit, rows, self.store, **size)
+        self.lower = LowerLayers(model, rows, size, replace(prepared, past=None), exit)
+        self.lower.kv_cache = self.kv_cache
         if exit not in _CHECKED.setdefault(given, set()):
             check_halves(model, self.lower.model, self.lower.last, self._upper, self._inject, self.device)
             _CHECKED[given].add(exit)
@@ -108,7 +119,9 @@ class NotReproduced(ValueError):
     """The layers of a model, run in two halves, do not give what the whole gives."""
 
 
-def early_exit(model: PreTrainedModel, rows: Sequence[Row], exit: int, size: Size, given: Given) -> tuple[LM, LM]:
+def early_exit(
+    model: PreTrainedModel, rows: Sequence[Row], exit: int, size: CacheSize, prepared: PreparedInputs
+) -> tuple[LM, LM]:
     """The target, and the LM of its first `exit` layers that drafts for it.
 
     Where the model can be run in two halves, what the lower one computed is reused; else the lower layers draft with a cache of
@@ -124,18 +137,18 @@ def early_exit(model: PreTrainedModel, rows: Sequence[Row], exit: int, size: Siz
             f"assistant_early_exit={exit} is not valid: {type(model).__name__} has {depth} layers, so give 1 to {depth - 1}."
         )
     try:
-        target = follow(model, rows, size, given=given, fast=partial(EarlyExitTarget, exit=exit))
+        target = create_lm(model, rows, size, prepared=prepared, cached=partial(EarlyExitTarget, exit=exit))
     except NotReproduced:
-        target = follow(model, rows, size, given=given)
+        target = create_lm(model, rows, size, prepared=prepared)
     if isinstance(target, EarlyExitTarget):
         return target, target.lower
-    if isinstance(target, OneByOne):
+    if isinstance(target, RowwiseLM):
         halves = {i: lm.lower for i, lm in target.lms.items() if isinstance(lm, EarlyExitTarget)}
         if len(halves) == len(rows):
-            return target, OneByOne(halves)
-    lower = borrow(model, {path: nn.ModuleList(list(layers)[:exit])})
-    lm = follow(lower, rows, size, role="draft model")
-    if given.feed.extras:
+            return target, RowwiseLM(halves)
+    lower = module_view(model, {path: nn.ModuleList(list(layers)[:exit])})
+    lm = create_lm(lower, rows, size, role="draft model")
+    if prepared.inputs.extras:
         check_draft(lower, lm, rows)
     return target, lm
 

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specnb.decoding.borrow import Stand, exchanged
-from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Draft, Row
-from specnb.decoding.fast import fastest
-from specnb.decoding.store import added
-from specnb.drafters.growing import Drawing, Growing
+from specnb.decoding.lm.cached import CachedLM
+from specnb.decoding.lm.kv_cache import added
+from specnb.drafters.draft_builder import DraftBuilder, DraftSampling
+from specnb.runtime.module_view import Replacement, with_replacements
+from specnb.runtime.prepare import prepare
 
 
-class _Once(Stand):
+class _Once(Replacement):
     """A rotary embedding worked out once for each tensor of positions: all tokens of a draft stand at the same ones."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -47,18 +47,18 @@ class Gemma4Assistant:
     drafts_first = False
     reads_target = True
 
-    def __init__(self, assistant: PreTrainedModel, target: CachedLM, drawing: Drawing) -> None:
-        self.assistant, self.target, self.drawing = exchanged(fastest(assistant), _turning_once), target, drawing
+    def __init__(self, assistant: PreTrainedModel, target: CachedLM, sampling: DraftSampling) -> None:
+        self.assistant, self.target, self.sampling = with_replacements(prepare(assistant)[0], _turning_once), target, sampling
         self.embed = target.model.get_input_embeddings()
         self.device, self.dtype = assistant.pre_projection.weight.device, assistant.pre_projection.weight.dtype
         types = target.config.layer_types
-        self.sources = {types[i]: i for i, layer in enumerate(target.store.layers) if layer in target.store.row_layers}
+        self.sources = {types[i]: i for i, layer in enumerate(target.kv_cache.layers) if layer in target.kv_cache.row_layers}
         sdpa = getattr(assistant.config.get_text_config(), "_attn_implementation", "eager") == "sdpa"
         self._added = None if sdpa else assistant.dtype  # other attentions add the mask to the scores
 
-    def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
-        self.target.store.follow([row.index for row in rows])
-        drafts = [Growing(row, n, self.drawing) for row, n in zip(rows, room, strict=True)]
+    def propose(self, rows: Sequence[Row], max_draft_tokens: Sequence[int]) -> list[Draft]:
+        self.target.kv_cache.keep_rows([row.index for row in rows])
+        drafts = [DraftBuilder(row, n, self.sampling) for row, n in zip(rows, max_draft_tokens, strict=True)]
         if not any(draft.open for draft in drafts):
             return [draft.draft() for draft in drafts]
         lasts = [len(row.ids) - 1 for row in rows]  # the last tokens, which the target has not processed yet
@@ -99,8 +99,8 @@ class Gemma4Assistant:
 
     def _shared(self, layer: int, lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys and values of a layer, and which of them each row may see: those of committed tokens, within the window."""
-        store: Any = self.target.store.layers[layer]
-        reach = max(lengths) if store.window is None else store.window + 1
+        cached: Any = self.target.kv_cache.layers[layer]
+        reach = max(lengths) if cached.window is None else cached.window + 1
         first, end = max(0, min(lengths) - reach), max(lengths)
         mask = None
         if min(lengths) != end:
@@ -110,5 +110,5 @@ class Gemma4Assistant:
             )
             see = ((slots < ends) & (slots >= ends - reach))[:, None, None]
             mask = see if self._added is None else added(see, self._added)
-        keys, values = (kept[:, :, first:end].to(self.device, self.dtype) for kept in (store.keys, store.values))
+        keys, values = (kept[:, :, first:end].to(self.device, self.dtype) for kept in (cached.keys, cached.values))
         return keys, values, mask

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specnb.decoding import lean
-from specnb.decoding.borrow import exchanged
 from specnb.decoding.contracts import Draft, Row
-from specnb.decoding.lm import LM
-from specnb.decoding.store import RowStore
-from specnb.drafters.growing import Drawing, Growing
+from specnb.decoding.lm.base import LM
+from specnb.decoding.lm.kv_cache import KVCache
+from specnb.drafters.draft_builder import DraftBuilder, DraftSampling
+from specnb.runtime import low_overhead
+from specnb.runtime.module_view import with_replacements
 
 
 class MtpLayers:
@@ -31,21 +31,21 @@ class MtpLayers:
     drafts_first = False
     reads_target = True
 
-    def __init__(self, mtp: Any, target: LM, rows: Sequence[Row], capacity: int, drawing: Drawing) -> None:
-        self.mtp, self.target, self.drawing = exchanged(mtp, lean.stands), target, drawing
+    def __init__(self, mtp: Any, target: LM, rows: Sequence[Row], capacity: int, sampling: DraftSampling) -> None:
+        self.mtp, self.target, self.sampling = with_replacements(mtp, low_overhead.replacements), target, sampling
         self.depth = len(mtp.layers)
         self.device = next(mtp.layers.parameters()).device
-        self.store = RowStore(mtp.config, [row.index for row in rows], capacity)
+        self.kv_cache = KVCache(mtp.config, [row.index for row in rows], capacity)
         self._states: dict[int, tuple[int, Tensor]] = {}  # hidden states from the first slot on that is not settled
         self._cache_name = (
             "cache" if "cache" in inspect.signature(mtp.layers[0].forward).parameters else "past_key_values"
         )
 
-    def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
-        self.store.follow([row.index for row in rows])
+    def propose(self, rows: Sequence[Row], max_draft_tokens: Sequence[int]) -> list[Draft]:
+        self.kv_cache.keep_rows([row.index for row in rows])
         for row in rows:
             self._collect(row)
-        drafts = [Growing(row, n, self.drawing) for row, n in zip(rows, room, strict=True)]
+        drafts = [DraftBuilder(row, n, self.sampling) for row, n in zip(rows, max_draft_tokens, strict=True)]
         if not any(draft.open for draft in drafts):
             return [draft.draft() for draft in drafts]
         ends = [len(row.ids) - 1 for row in rows]  # one slot per token that has another behind it
@@ -83,7 +83,7 @@ class MtpLayers:
             settled = max(first, len(row.ids) - self.depth)
             self._states[row.index] = settled, states[settled - first :]
 
-    def _add(self, drafts: Sequence[Growing], known: Sequence[list[int]], last: Sequence[Tensor]) -> None:
+    def _add(self, drafts: Sequence[DraftBuilder], known: Sequence[list[int]], last: Sequence[Tensor]) -> None:
         with torch.no_grad():
             logits = self.mtp._project_to_logits(torch.stack(list(last)))
         for draft, tokens, scores in zip(drafts, known, logits, strict=True):
@@ -97,10 +97,10 @@ class MtpLayers:
         """Layer m over `fed[r]` in slots from `slots[r]` on; the tokens stand `ahead` positions after their slots."""
         width = states.shape[1]
         tokens = torch.tensor([[*f, *[0] * (width - len(f))] for f in fed], device=self.target.device)
-        self.store.span.set(list(slots))
+        self.kv_cache.write_positions.set(list(slots))
         at = torch.tensor(slots, device=self.device)[:, None] + torch.arange(width, device=self.device)
         sdpa = getattr(self.mtp.config, "_attn_implementation", "eager") == "sdpa"
-        mask = self.store.mask(at, None if sdpa else states.dtype)
+        mask = self.kv_cache.mask(at, None if sdpa else states.dtype)
         kinds: Sequence[str] = getattr(self.mtp.config, "layer_types", None) or ()
         if isinstance(mask, dict):
             mask = mask[kinds[m]]
@@ -116,7 +116,7 @@ class MtpLayers:
                 position_embeddings=angles,
                 position_ids=at + ahead,
                 attention_mask=mask,
-                **{self._cache_name: self.store},
+                **{self._cache_name: self.kv_cache},
             )
             if getattr(self.mtp, "use_shared_post_norm", False):
                 out = self.mtp.shared_post_norm(out)

@@ -1,4 +1,4 @@
-"""Prompt lookup: copy what followed the same words earlier in prompt and output. No model, no law: a point mass."""
+"""Prompt lookup: copy what followed the same words earlier in prompt and output. No model, no distribution: a point mass."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ class PromptLookup:
         self.size, self.eos = max_matching_ngram_size, eos
         self._indexes: dict[int, NgramIndex] = {}
 
-    def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
-        return [self._propose(row, n) for row, n in zip(rows, room, strict=True)]
+    def propose(self, rows: Sequence[Row], max_draft_tokens: Sequence[int]) -> list[Draft]:
+        return [self._propose(row, n) for row, n in zip(rows, max_draft_tokens, strict=True)]
 
-    def _propose(self, row: Row, room: int) -> Draft:
+    def _propose(self, row: Row, max_draft_tokens: int) -> Draft:
         index = self._indexes.setdefault(row.index, NgramIndex(self.size))
         index.extend(row.ids)
         at, matched = index.find(row.ids)
         draft: list[int] = []
-        most = min(room, row.schedule.length(matched)) if matched else 0
+        most = min(max_draft_tokens, row.schedule.length(matched)) if matched else 0
         for i in range(at, at + most + 1 if matched else at):
             token = row.ids[i] if i < len(row.ids) else draft[i - len(row.ids)]
             if len(draft) == most:
-                return Draft(draft, signal=matched, withheld=token)
+                return Draft(draft, match_length=matched, lookahead_token=token)
             draft.append(token)
             if token in self.eos:
                 break
-        return Draft(draft, signal=matched)
+        return Draft(draft, match_length=matched)

@@ -1,7 +1,7 @@
 """Universal assisted decoding: a draft model with another tokenizer.
 
 Greedy: what the draft model writes is encoded again with the target's tokenizer. Sampling: it draws among the tokens that
-both vocabularies have, so that the law of each drafted token is known exactly. Timor et al. 2502.05202.
+both vocabularies have, so that the distribution of each drafted token is known exactly. Timor et al. 2502.05202.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from specnb.decoding.contracts import Draft, Row
-from specnb.decoding.lm import LM
-from specnb.drafters.growing import Drawing, Growing
+from specnb.decoding.lm.base import LM
+from specnb.drafters.draft_builder import DraftBuilder, DraftSampling
 from specnb.drafters.retokenize import Retokenized, continuation, shared_tokens
 from specnb.text import Detokenizer
 
@@ -37,57 +37,57 @@ class Universal:
     Args:
         lm: the draft model's cache; it follows the rows of `readings`, made by `readings_of`.
         tokenizers: the target's and the draft model's.
-        shared: drafts are tokens that both have, with a law (for sampling); else text that is encoded again.
+        shared: drafts are tokens that both have, with a distribution (for sampling); else text that is encoded again.
     """
 
     drafts_first = False
     reads_target = False
 
     def __init__(
-        self, lm: LM, readings: Sequence[_Reading], tokenizers: tuple[Any, Any], drawing: Drawing, shared: bool
+        self, lm: LM, readings: Sequence[_Reading], tokenizers: tuple[Any, Any], sampling: DraftSampling, shared: bool
     ) -> None:
-        self.lm, self.drawing = lm, drawing
+        self.lm, self.sampling = lm, sampling
         self.tokenizer, self.assistant_tokenizer = tokenizers
         self.readings = {reading.index: reading for reading in readings}
         self.shared: tuple[Tensor, Tensor] | None = None
         if shared:
-            mine, theirs = shared_tokens(*tokenizers, drawing.vocab_size, lm.vocab_size)
+            mine, theirs = shared_tokens(*tokenizers, sampling.vocab_size, lm.vocab_size)
             if not len(mine):
                 raise ValueError(
                     "the two tokenizers have no token in common, so sampling with this draft model is not possible; use do_sample=False."
                 )
-            self.shared = mine.to(drawing.device), theirs.to(drawing.device)
+            self.shared = mine.to(sampling.device), theirs.to(sampling.device)
             self.counterpart = dict(zip(mine.tolist(), theirs.tolist(), strict=True))
         own_eos = lm.model.generation_config.eos_token_id
         self.eos = {self.assistant_tokenizer.eos_token_id, *(own_eos if isinstance(own_eos, list) else [own_eos])} - {
             None
         }
 
-    def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
+    def propose(self, rows: Sequence[Row], max_draft_tokens: Sequence[int]) -> list[Draft]:
         readings = [self._read(row) for row in rows]
         limit = self.lm.limit
         most = [
             0 if r.detokenizer.held else n if limit is None else min(n, limit - len(r.ids) + 1)
-            for r, n in zip(readings, room, strict=True)
+            for r, n in zip(readings, max_draft_tokens, strict=True)
         ]
-        growing = [Growing(row, n, self.drawing) for row, n in zip(rows, most, strict=True)]
+        builders = [DraftBuilder(row, n, self.sampling) for row, n in zip(rows, most, strict=True)]
         own: list[list[int]] = [[] for _ in rows]
         if self.shared is None:
-            return self._by_text(readings, growing, own)
-        while any(draft.open for draft in growing):
+            return self._by_text(readings, builders, own)
+        while any(draft.open for draft in builders):
             out = self.lm.logits(readings, own, [1] * len(rows))  # type: ignore[arg-type]
-            for draft, ids, logits in zip(growing, own, out, strict=True):
+            for draft, ids, logits in zip(builders, own, out, strict=True):
                 if draft.open:
-                    scores = logits.new_full((self.drawing.vocab_size,), -torch.inf, device=self.drawing.device)
-                    scores[self.shared[0]] = logits[0].to(self.drawing.device)[self.shared[1]]
+                    scores = logits.new_full((self.sampling.vocab_size,), -torch.inf, device=self.sampling.device)
+                    scores[self.shared[0]] = logits[0].to(self.sampling.device)[self.shared[1]]
                     draft.add(scores)
                     ids.append(self.counterpart[draft.tokens[-1]])
-                    draft.doubted |= ids[-1] in self.eos  # nothing it says after that is meant
-        return [draft.draft() for draft in growing]
+                    draft.ended |= ids[-1] in self.eos  # nothing it says after that is meant
+        return [draft.draft() for draft in builders]
 
-    def _by_text(self, readings: Sequence[_Reading], growing: Sequence[Growing], own: list[list[int]]) -> list[Draft]:
+    def _by_text(self, readings: Sequence[_Reading], builders: Sequence[DraftBuilder], own: list[list[int]]) -> list[Draft]:
         """Let the draft model write as many of its tokens as were asked for, then encode their text for the target."""
-        writing = [draft.most > 0 for draft in growing]
+        writing = [draft.length > 0 for draft in builders]
         while any(writing):
             out = self.lm.logits(readings, own, [1] * len(readings))  # type: ignore[arg-type]
             for i, logits in enumerate(out):
@@ -95,16 +95,16 @@ class Universal:
                     token = int(logits[0].argmax())
                     own[i].append(token)
                     confident = (
-                        not self.drawing.threshold
-                        or float((logits[0][token] - logits[0].logsumexp(-1)).exp()) >= self.drawing.threshold
+                        not self.sampling.threshold
+                        or float((logits[0][token] - logits[0].logsumexp(-1)).exp()) >= self.sampling.threshold
                     )
-                    writing[i] = len(own[i]) < growing[i].most and confident and token not in self.eos
+                    writing[i] = len(own[i]) < builders[i].length and confident and token not in self.eos
         drafts = []
-        for reading, draft, ids in zip(readings, growing, own, strict=True):
+        for reading, draft, ids in zip(readings, builders, own, strict=True):
             text = "".join(self._detokenizer(reading).peek(ids)).split("\ufffd")[0] if ids else ""
             tokens = continuation(self.tokenizer, reading.text.text, text) if text else []
-            known = [token for token in tokens[: draft.most] if token < self.drawing.vocab_size]
-            drafts.append(Draft(known if len(known) == len(tokens[: draft.most]) else []))
+            known = [token for token in tokens[: draft.length] if token < self.sampling.vocab_size]
+            drafts.append(Draft(known if len(known) == len(tokens[: draft.length]) else []))
         return drafts
 
     def _detokenizer(self, reading: _Reading) -> Detokenizer:

@@ -96,15 +96,16 @@ def load(
             pair.assistant, pair.assistant_tokenizer = _load(draft, dtype, device_map, tokenizer_optional=True)
         pair.card += f"\nDraft: {draft.card}"
     check_pair(pair.target, pair.tokenizer, pair.assistant, pair.assistant_tokenizer)
-    from specnb.decoding import graphs, packed  # need torch
+    from specnb.runtime import cuda_graphs as graphs  # these need torch
+    from specnb.runtime import prepacked_linear
 
     for model in (pair.target, pair.assistant):
         if model is not None and cuda_graphs:
             graphs.cuda_graphs(model)
-        if model is not None and (packed.fits(model) if pack is None else pack):
-            packed.pack(model)
-    if packed.view(target) is not target:
-        pair.card += f"\nWeights packed for this processor: {packed.packed_bytes(target) / 1e6:,.0f} MB more memory (pack=False: none)."
+        if model is not None and (prepacked_linear.fits(model) if pack is None else pack):
+            prepacked_linear.pack(model)
+    if prepacked_linear.view(target) is not target:
+        pair.card += f"\nWeights packed for this processor: {prepacked_linear.packed_bytes(target) / 1e6:,.0f} MB more memory (pack=False: none)."
     return pair
 
 

@@ -16,8 +16,8 @@ from safetensors import safe_open
 from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
-from specnb.decoding.borrow import borrow
 from specnb.models.lock import LOADING
+from specnb.runtime.module_view import module_view
 
 _NAMED = 8  # missing tensors that an error lists
 _OWN = {
@@ -133,7 +133,7 @@ def numbered(model: PreTrainedModel) -> list[str]:
 
 def _by_config(model: PreTrainedModel) -> PreTrainedModel:
     """The model as MtpModel should see it: transformers knows the layers' numbers of the released sizes only."""
-    seen = borrow(model, {})
+    seen = module_view(model, {})
     seen._keys_to_ignore_on_load_unexpected = numbered(model) + [
         p for p in model._keys_to_ignore_on_load_unexpected or () if "mtp" in p
     ]

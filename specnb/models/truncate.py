@@ -83,7 +83,7 @@ def _shortened(config: Any, layers: int) -> Any:
 
 def _check_depth(model: PreTrainedModel, draft: PreTrainedModel, layers: int) -> None:
     """Raise ValueError unless the draft was built with so many layers, where the model says which they are."""
-    from specnb.decoding.borrow import layers_path
+    from specnb.runtime.module_view import layers_path
 
     try:
         path = layers_path(model)

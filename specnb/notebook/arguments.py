@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specnb.models.embedded import DEFAULT
-from specnb.notebook.line import Parser, flag, unescape
+from specnb.notebook.magic_parser import Parser, flag, unescape
 from specnb.notebook.values import values
 from specnb.options import BY_NAME, METHODS, OPTIONS, Option, default, unknown
 

@@ -11,11 +11,12 @@ _NO_DRAFT = "there is no draft model: load the pair with one (%specload NAME --a
 
 def available_methods(pair: Any) -> dict[str, str | None]:
     """For every method None if `pair` can run it, else the reason in a sentence. The models are not run."""
-    from specnb import drafters, refusals
+    from specnb import drafters
+    from specnb.call import unsupported
     from specnb.models.mtp import num_mtp_layers
 
     try:
-        refusals.check_model(pair.target, {})
+        unsupported.check_model(pair.target, {})
     except ValueError as error:
         return dict.fromkeys(METHODS, str(error))
     reasons: dict[str, str | None] = dict.fromkeys(METHODS)

@@ -17,7 +17,7 @@ from specnb.models.embedded import DEFAULT
 from specnb.models.registry import REGISTERED
 from specnb.notebook.arguments import specbench_parser, specgen_parser, specload_parser, specpanel_parser
 from specnb.notebook.benchmark import Benchmark, split_prompts
-from specnb.notebook.line import complete
+from specnb.notebook.magic_parser import complete
 from specnb.notebook.session import LAST, LAST_BENCH, Session
 from specnb.notebook.stream import View, view_for
 from specnb.options import METHODS
@@ -180,7 +180,7 @@ class SpecMagics(Magics):
         if options.pop("help", False):
             print(_PARSERS["specpanel"].format_help())
             return None
-        from specnb.notebook.panel import Panel
+        from specnb.notebook.panel.panel import Panel
 
         with _usage_errors():
             pair = self.session.pair(options["name"]) if "name" in options else None
@@ -258,7 +258,7 @@ def expand(body: str, names: dict[str, Any]) -> str:
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
-    """Turn errors about what the user gave into one line without traceback (`%tb` still shows where it came from)."""
+    """RowStep errors about what the user gave into one line without traceback (`%tb` still shows where it came from)."""
     try:
         yield
     except (ValueError, TypeError, OSError, ImportError, NotImplementedError) as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from specnb.trace import ORIGINS, GenerationResult, Row, Step
+from specnb.trace import ORIGINS, GenerationResult, RowResult, Step
 from specnb.views.text import cell, numeric_columns, row_steps, stats_text, visible
 
 TAGS = {"accepted": "ins", "corrected": "mark", "bonus": "b", "plain": ""}
@@ -82,7 +82,7 @@ class TokenHtml:
         self._open = ""
 
 
-def token_view(row: Row) -> str:
+def token_view(row: RowResult) -> str:
     """One row's text with every token's origin, rejected drafts on demand, and a legend."""
     return _wrap(_row_view(row))
 
@@ -93,7 +93,7 @@ def result_view(result: GenerationResult, rejected: bool = False) -> str:
     parts = []
     for number, row in enumerate(result.rows, 1):
         if count > 1:
-            parts.append(f"<div><small>Row {number} of {count} (ended: {escape(row.finish_reason)})</small></div>")
+            parts.append(f"<div><small>RowResult {number} of {count} (ended: {escape(row.finish_reason)})</small></div>")
         parts.append(_row_view(row, rejected))
     return _wrap("".join(parts) + stats_line(result))
 
@@ -130,7 +130,7 @@ def table(rows: Iterable[Sequence[object]], headers: Sequence[str]) -> str:
     return _wrap(f"<table><thead>{line(headers, 'th')}</thead><tbody>{body}</tbody></table>")
 
 
-def _row_view(row: Row, rejected: bool = False) -> str:
+def _row_view(row: RowResult, rejected: bool = False) -> str:
     tokens = TokenHtml()
     for step, texts, dropped in row_steps(row):
         tokens.add(step, texts, dropped)

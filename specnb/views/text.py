@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from specnb.trace import ORIGINS, GenerationResult, Row, Step
+from specnb.trace import ORIGINS, GenerationResult, RowResult, Step
 
 MARKS = {"accepted": ("⟦", "⟧"), "corrected": ("‹", "›"), "bonus": ("«", "»"), "plain": ("", "")}
 # Underline, bold and both: told apart without colour too.
@@ -20,12 +20,12 @@ def visible(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
-def row_pieces(row: Row) -> Sequence[str]:
+def row_pieces(row: RowResult) -> Sequence[str]:
     """A row's text per token; its ids where it has no text."""
     return row.pieces if row.pieces is not None else [f"{token} " for token in row.ids]
 
 
-def row_steps(row: Row) -> Iterable[tuple[Step, Sequence[str], Sequence[str]]]:
+def row_steps(row: RowResult) -> Iterable[tuple[Step, Sequence[str], Sequence[str]]]:
     """Each step with the texts of its emitted and of its rejected tokens."""
     texts, start = row_pieces(row), 0
     for number, step in enumerate(row.steps):
@@ -64,7 +64,7 @@ def marked_text(result: GenerationResult, ansi: bool = False, text: bool = True)
     """The text with its marks, the legend and the statistics (`text=False`: only these two); no times."""
     blocks = []
     for number, row in enumerate(result.rows if text else [], 1):
-        head = f"Row {number} of {len(result.rows)} (ended: {row.finish_reason})\n" if len(result.rows) > 1 else ""
+        head = f"RowResult {number} of {len(result.rows)} (ended: {row.finish_reason})\n" if len(result.rows) > 1 else ""
         blocks.append(head + "".join(step_marks(step, texts, ansi) for step, texts, _ in row_steps(row)))
     blocks.append(legend({origin for step in result.steps for origin in step.origins}, ansi))
     blocks.append(stats_text(result))

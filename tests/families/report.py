@@ -13,7 +13,7 @@ import transformers
 
 from .cells import CRASH, EQUAL, REFUSED, WRONG
 
-LIST = Path(__file__).parent.parent.parent / "specnb" / "tested_families.json"
+LIST = Path(__file__).parent.parent.parent / "specnb" / "decoding" / "lm" / "tested_families.json"
 MARKS = {EQUAL: "=", REFUSED: "refused", WRONG: "**WRONG**", CRASH: "**raw error**"}
 Found = dict[str, Any]
 

@@ -15,13 +15,13 @@ import torch
 from families.cells import is_specnbs, raised_by_specnb, refusal
 from torch import Tensor
 
-from specnb.decoding.feed import own_preparation
-from specnb.decoding.store import other_layers
+from specnb.decoding.lm.kv_cache import other_layers
+from specnb.decoding.lm.model_inputs import own_preparation
 
 from .draws import Draw
 from .script import source
 
-RIGHT = ("equal", "refused", "tie", "law", "skipped")
+RIGHT = ("equal", "refused", "tie", "distribution", "skipped")
 TOLERANCE = {"float64": 1e-9, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}  # of a logit's size
 SECONDS = 30
 
@@ -294,7 +294,7 @@ def _held(given: dict[str, Any] | None) -> int:
 
 
 def _sampled(draw: Draw, space: dict[str, Any], got: Side) -> Outcome:
-    """The same seed gives the same text, copies give plain decoding's, and the law is the target's."""
+    """The same seed gives the same text, copies give plain decoding's, and the distribution is the target's."""
     by_clock = (
         draw.drafting.get("num_assistant_tokens_schedule") == "adaptive"
     )  # asked for, so the text may depend on it
@@ -307,6 +307,6 @@ def _sampled(draw: Draw, space: dict[str, Any], got: Side) -> Outcome:
             if draw.dtype in ("float32", "float64"):
                 return Outcome("seed", "lookup is not plain", f"{got.tokens} instead of {plain.tokens}")
             return Outcome("tie")
-    from . import laws
+    from . import distributions
 
-    return laws.check(draw)
+    return distributions.check(draw)

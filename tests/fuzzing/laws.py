@@ -1,4 +1,4 @@
-"""Whether sampled texts follow the target's law: their first two tokens against what transformers' scores give."""
+"""Whether sampled texts follow the target's distribution: their first two tokens against what transformers' scores give."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 ROWS = 384  # samples
 SIMULATIONS = (
-    2000  # true samples, of which none may be as far from the law as ours is; one in so many findings is noise
+    2000  # true samples, of which none may be as far from the distribution as ours is; one in so many findings is noise
 )
 
 
 class Forced(LogitsProcessor):
-    """Row i's first token is i, then whatever is drawn. Comes last: the scores that reach it are the law."""
+    """Row i's first token is i, then whatever is drawn. Comes last: the scores that reach it are the distribution."""
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self.laws: list[Tensor] = []
+        self.distributions: list[Tensor] = []
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        self.laws.append(scores.double().softmax(-1))
+        self.distributions.append(scores.double().softmax(-1))
         if ids.shape[1] > self.width:
             return scores
         return torch.full_like(scores, -torch.inf).fill_diagonal_(0.0)
@@ -43,30 +43,30 @@ def check(draw: Draw) -> Outcome:
         name for name in draw.options if "eos" in name or name.startswith(("num_", "output", "forced", "cache_imp"))
     }
     if not (drafted and simple and draw.wrapper == "none" and draw.entry != "pipeline") or fixed:
-        return Outcome("law", detail="not compared")
+        return Outcome("distribution", detail="not compared")
     alone = replace(draw, rows=draw.rows[:1], new=2, entry="generate")
     try:
-        law = _law(load(alone))
+        distribution = _distribution(load(alone))
     except Exception:  # transformers' own sampling cannot do these rows
-        return Outcome("law", detail="not compared")
+        return Outcome("distribution", detail="not compared")
     side = call(load(replace(alone, rows=draw.rows[:1] * ROWS)), "ours")
     if side.error is not None:
-        return Outcome("law", detail="several rows are refused")
+        return Outcome("distribution", detail="several rows are refused")
     assert side.tokens is not None
     for place in (0, 1):
-        counts = torch.zeros(len(law[place]), dtype=torch.float64)
+        counts = torch.zeros(len(distribution[place]), dtype=torch.float64)
         for row in side.tokens:
             counts[row[place]] += 1
-        far = _distance(counts / len(side.tokens), law[place])
-        if far > _noise(law[place], len(side.tokens)):
+        far = _distance(counts / len(side.tokens), distribution[place])
+        if far > _noise(distribution[place], len(side.tokens)):
             return Outcome(
-                "another law", f"token {place}", f"total variation {far:.3f} from the target's law of token {place}"
+                "another distribution", f"token {place}", f"total variation {far:.3f} from the target's distribution of token {place}"
             )
-    return Outcome("law", detail="compared")
+    return Outcome("distribution", detail="compared")
 
 
-def _law(space: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """The laws `[vocab]` of the first and the second token."""
+def _distribution(space: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """The distributions `[vocab]` of the first and the second token."""
     model = space["model"]()
     given = space["inputs"](model)
     width = given["input_ids"].shape[1]
@@ -83,18 +83,18 @@ def _law(space: dict[str, Any]) -> tuple[Tensor, Tensor]:
     model._get_logits_processor = get
     with torch.random.fork_rng():
         model.generate(**given, **space["options"]())
-    first, second = forced.laws[0][0], forced.laws[1]
+    first, second = forced.distributions[0][0], forced.distributions[1]
     return first, (first[:, None] * second).sum(0)
 
 
-def _distance(share: Tensor, law: Tensor) -> float:
-    return float((share - law).abs().sum(-1).max() / 2)
+def _distance(share: Tensor, distribution: Tensor) -> float:
+    return float((share - distribution).abs().sum(-1).max() / 2)
 
 
-def _noise(law: Tensor, samples: int) -> float:
+def _noise(distribution: Tensor, samples: int) -> float:
     """How far the farthest of many true samples is, and a little."""
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.multinomial(law.clamp_min(0), samples * SIMULATIONS, replacement=True, generator=generator)
-    counts = torch.zeros(SIMULATIONS, len(law), dtype=torch.float64)
+    drawn = torch.multinomial(distribution.clamp_min(0), samples * SIMULATIONS, replacement=True, generator=generator)
+    counts = torch.zeros(SIMULATIONS, len(distribution), dtype=torch.float64)
     counts.scatter_add_(1, drawn.view(SIMULATIONS, samples), torch.ones(SIMULATIONS, samples, dtype=torch.float64))
-    return _distance(counts / samples, law) * 1.1 + 1e-6
+    return _distance(counts / samples, distribution) * 1.1 + 1e-6

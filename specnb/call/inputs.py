@@ -1,0 +1,234 @@
+"""What a call is given: models, and prompts as texts or ids. Checked before anything runs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from specnb.call import peft_adapters
+from specnb.call.generate_options import STATIC_LIKE
+from specnb.models import Pair
+from specnb.options import greedy_at_zero
+from specnb.text import text_tokenizer
+
+
+def unwrapped(name: str, model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
+    """The model itself where a `Pair` or peft's wrapper was given, with the pair's tokenizer if there is no other.
+
+    Raises ValueError for a name, another thing, or an adapter that does more than change weights.
+    """
+    if isinstance(model, Pair):
+        model, tokenizer = model.target, model.tokenizer if tokenizer is None else tokenizer
+    if peft_adapters.is_peft(model):
+        model = peft_adapters.base_of(name, model)
+    if model is not None and not isinstance(model, PreTrainedModel):
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(inner, PreTrainedModel):
+            raise ValueError(
+                f"{name} is what torch.compile() made of a {type(inner).__name__}; give the model itself. (model.compile() compiles in place.)"
+            )
+        what = f"the name {model!r}" if isinstance(model, str) else f"a {type(model).__name__}"
+        load = f"specnb.load({model!r})" if isinstance(model, str) else "specnb.load(NAME)"
+        raise ValueError(f"{name} must be a model or a Pair, not {what}: load it first with {load}.")
+    return model, tokenizer
+
+
+def check_arguments(model: Any, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an argument of another kind than `generate()` can use; `options` are all that were given."""
+    if model is None:
+        raise ValueError("model is None: load one with specnb.load(NAME).")
+    streamer, config = options.get("streamer"), options.get("generation_config")
+    if streamer is not None and not (
+        callable(getattr(streamer, "put", None)) and callable(getattr(streamer, "end", None))
+    ):
+        raise ValueError(
+            f"streamer must have put() and end(), as transformers' TextStreamer has; a {type(streamer).__name__} has not."
+        )
+    if config is not None and not isinstance(config, GenerationConfig):
+        raise ValueError(
+            f"generation_config must be a GenerationConfig, not a {type(config).__name__}; "
+            "options can be given by name."
+        )
+    for name in ("tokenizer", "assistant_tokenizer"):
+        if isinstance(options.get(name), str):
+            raise ValueError(
+                f"{name} must be a tokenizer, not the name {options[name]!r}: AutoTokenizer.from_pretrained()."
+            )
+    for name in ("on_step", "prefix_allowed_tokens_fn"):
+        if options.get(name) is not None and not callable(options[name]):
+            raise ValueError(f"{name} must be a function, not a {type(options[name]).__name__}.")
+    if options.get("cancel") is not None and not callable(getattr(options["cancel"], "is_set", None)):
+        raise ValueError(f"cancel must be a threading.Event, not a {type(options['cancel']).__name__}.")
+    for name in ("logits_processor", "stopping_criteria"):
+        _check_functions(name, options.get(name))
+    for name in ("eos_token_id", "pad_token_id", "bos_token_id"):
+        _check_ids(name, options.get(name))
+    for name, kind in _NUMBERS.items():
+        value = options.get(name)
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            what = "a whole number" if kind is int else "a number"
+            raise ValueError(f"{name}={value!r} is not valid: it must be {what}.")
+    marks = options.get("watermarking_config")
+    if marks is not None and not isinstance(marks, dict) and not callable(getattr(marks, "validate", None)):
+        raise ValueError(f"watermarking_config must be a WatermarkingConfig, not a {type(marks).__name__}.")
+
+
+# Options of generate() that transformers takes unseen; those of `options.OPTIONS` are checked by their table.
+_NUMBERS: dict[str, Any] = {
+    **dict.fromkeys(("max_length", "min_length", "num_return_sequences", "encoder_no_repeat_ngram_size"), int),
+    "prefill_chunk_size": int,
+    **dict.fromkeys(("typical_p", "epsilon_cutoff", "eta_cutoff", "top_h", "encoder_repetition_penalty"), (int, float)),
+}
+
+
+def _check_functions(name: str, given: Any) -> None:
+    """Raise ValueError for anything but a list of what can be called with ids and scores."""
+    if given is None or (isinstance(given, (list, tuple)) and all(callable(one) for one in given)):
+        return
+    if callable(given):
+        raise ValueError(f"{name} must be a list: write {name}=[...] around the {type(given).__name__}.")
+    wrong = next((one for one in given if not callable(one)), given) if isinstance(given, (list, tuple)) else given
+    kind = "LogitsProcessor" if name == "logits_processor" else "StoppingCriteria"
+    raise ValueError(f"{name} must be a list of {kind}, with a __call__(input_ids, scores); {wrong!r} is none.")
+
+
+def _check_ids(name: str, given: Any) -> None:
+    """Raise ValueError for a token id that is no whole number, nor a list of them where there may be several."""
+    if given is None or (isinstance(given, Tensor) and not given.is_floating_point()):
+        return
+    several = list(given) if name == "eos_token_id" and isinstance(given, (list, tuple)) else [given]
+    if not all(isinstance(one, int) and not isinstance(one, bool) for one in several):
+        kind = "a token id, or a list of them" if name == "eos_token_id" else "a token id"
+        raise ValueError(
+            f"{name}={given!r} is not valid: it must be {kind}; tokenizer.convert_tokens_to_ids() finds a token's."
+        )
+
+
+def in_effect(name: str, passed: Mapping[str, Any], model: PreTrainedModel) -> Any:
+    """An option's value in a call: its own (None, too), else its generation config's, else the model's."""
+    if name in passed:
+        return passed[name]
+    places = (passed.get("generation_config"), model.generation_config)
+    return next((value for value in (getattr(one, name, None) for one in places) if value is not None), None)
+
+
+def over_configs(passed: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """The arguments for `generate()` with options that decide over all configs, which are left as they are."""
+    config = passed.get("generation_config")
+    if config is None:
+        return passed | options
+    config = copy.deepcopy(config)  # in it, since transformers warns of options beside a config
+    for name, value in options.items():
+        setattr(config, name, value)
+    return {name: value for name, value in passed.items() if name not in options} | {"generation_config": config}
+
+
+def plainly(passed: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
+    """The arguments for `generate()`, `temperature=0` read as greedy, without a cache that nothing would use."""
+    if in_effect("temperature", passed, model) == 0:
+        passed = over_configs(greedy_at_zero({**passed, "temperature": 0}), do_sample=False, temperature=1.0)
+    given = any(passed.get(name) is not None for name in ("cache", "past_key_values"))
+    if in_effect("cache_implementation", passed, model) in STATIC_LIKE and not given:
+        passed = over_configs(passed, cache_implementation="dynamic")
+    return passed
+
+
+def encode(model: PreTrainedModel, inputs: Any, passed: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """Arguments for `generate()` with texts turned into a left-padded batch."""
+    if inputs is None:
+        return passed
+    if "input_ids" in passed:
+        raise ValueError("the prompt was given twice: as `inputs` and as `input_ids`.")
+    if isinstance(inputs, Tensor):
+        return passed | {"inputs": inputs}
+    texts = [inputs] if isinstance(inputs, str) else list(inputs) if isinstance(inputs, (list, tuple)) else []
+    if not texts or not all(isinstance(t, str) for t in texts):
+        raise ValueError(f"inputs must be token ids, a text or a list of texts, {_instead(inputs)}")
+    if tokenizer is None:
+        raise ValueError("a text needs tokenizer= (or a Pair from specnb.load); else give token ids.")
+    tokenizer = text_tokenizer(tokenizer)
+    rows = [tokenizer(t)["input_ids"] for t in texts]
+    if not all(rows):
+        raise ValueError("an empty text has no tokens to continue; give some text.")
+    width = max(map(len, rows))
+    pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
+    ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    return passed | {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
+
+
+def _instead(given: Any) -> str:
+    """The end of a message about a prompt: what was given, and what to write instead."""
+    if isinstance(given, Mapping) or (hasattr(given, "keys") and hasattr(given, "__getitem__")):
+        if "role" in given:
+            return _CHAT
+        return f"not a {type(given).__name__}: give its parts by name, specnb.generate(model, **inputs)."
+    if isinstance(given, (list, tuple)):
+        if not given:
+            return "not an empty list: give at least one text."
+        first = given[0][0] if isinstance(given[0], (list, tuple)) and given[0] else given[0]
+        if isinstance(first, Mapping):
+            return (
+                _CHAT if "role" in first else f"not a list of {type(first).__name__}: give **inputs of a whole batch."
+            )
+        if isinstance(first, int) and not isinstance(first, bool):
+            ids = "a list of ids: give torch.tensor([ids])" if isinstance(given[0], int) else _ROWS
+            return f"not {ids}."
+        if isinstance(first, Tensor):
+            return "not a list of tensors: give torch.stack(rows), or torch.cat() of rows [1, length]."
+        return f"not a list with a {type(first).__name__} in it."
+    if isinstance(given, Tensor):
+        return (
+            f"not a tensor {list(given.shape)} of {given.dtype}{'' if given.dim() != 1 else ': give ids.unsqueeze(0)'}."
+        )
+    if hasattr(given, "__array__"):
+        return f"not a {type(given).__name__}: give torch.as_tensor(ids), of whole numbers [rows, length]."
+    return f"not a {type(given).__name__}."
+
+
+_CHAT = (
+    "not chat messages: give specnb.generate(model, **tokenizer.apply_chat_template(messages, "
+    "add_generation_prompt=True, "
+    'return_dict=True, return_tensors="pt")).'
+)
+_ROWS = "lists of ids: give torch.tensor(rows), padded on the left, with an attention_mask, where they differ in length"
+_EMPTY = "the prompt is empty: it must have at least one token."
+
+
+def check_filled(input_ids: Tensor) -> None:
+    """Raise ValueError for a prompt without any token."""
+    if not input_ids.numel():
+        raise ValueError(_EMPTY)
+
+
+def check_prompt(model: PreTrainedModel, passed: Mapping[str, Any]) -> None:
+    """Raise ValueError for ids or a mask that cannot be a prompt's, naming what is wrong."""
+    ids = passed.get("input_ids", passed.get("inputs"))
+    if ids is None:
+        if passed.get("inputs_embeds") is None:
+            raise ValueError("there is no prompt: give a text, a list of texts, or token ids [rows, length].")
+        return
+    if isinstance(ids, Tensor) and ids.dim() in (1, 2):
+        check_filled(ids)
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
+        raise ValueError(f"token ids must be a tensor of whole numbers [rows, length], {_instead(ids)}")
+    rows = int(model.get_input_embeddings().weight.shape[0])
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= rows:
+        raise ValueError(
+            f"the prompt holds the id {low if low < 0 else high}, but {type(model).__name__} has the ids 0 to {rows - 1}."
+        )
+    mask = passed.get("attention_mask")
+    if mask is not None and not isinstance(mask, Tensor):
+        raise ValueError(
+            f"attention_mask must be a tensor [rows, length], not a {type(mask).__name__}: torch.tensor(...)."
+        )
+    if mask is not None and mask.shape != ids.shape:
+        raise ValueError(
+            f"attention_mask has the shape {list(mask.shape)}, the prompt {list(ids.shape)}; they must be the same."
+        )

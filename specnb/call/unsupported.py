@@ -1,0 +1,218 @@
+"""What cannot be done exactly is refused by name before the first token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
+
+from specnb.call import peft_adapters
+from specnb.call.generate_options import CACHES_REFUSED, NEW_FIELDS, NEW_PARAMETERS
+from specnb.call.method_selection import STANDARD
+from specnb.decoding.lm.base import has_table, positions
+from specnb.decoding.lm.model_inputs import forward_parameters
+from specnb.decoding.lm.prepared import cached_length
+from specnb.options import BY_NAME, Method
+
+if TYPE_CHECKING:
+    from specnb.decoding.contracts import Row
+    from specnb.decoding.distributions import Processors
+
+_PLAIN = "Use transformers' own generate() for this, without specnb."
+# option of generate(): (values that change nothing, why it is refused otherwise)
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "num_beams": ((None, 1), "beam search keeps several hypotheses; speculative decoding follows one per row"),
+    "penalty_alpha": ((None, 0, 0.0), "contrastive search chooses by hidden states of all candidates"),
+    "guidance_scale": ((None, 1, 1.0), "its processor runs the model on a text of its own at every position"),
+    "dola_layers": ((None,), "DoLa compares layers, which is another target than the model"),
+    "constraints": ((None,), "constrained search needs beams"),
+    "force_words_ids": ((None,), "constrained search needs beams"),
+    "token_healing": ((None, False), "it rewrites the prompt"),
+    "output_attentions": ((None, False), "rejected positions have no place in that output"),
+    "output_hidden_states": ((None, False), "rejected positions have no place in that output"),
+    "speculation_type": ((None,), "drafters of that type are not built here"),
+    "synced_gpus": ((None, False), "each process decodes for itself and waits for no other"),
+}
+REFUSED = frozenset({*_REFUSED, "cache_implementation", "use_cache"})
+
+
+def check_options(options: Mapping[str, Any] | GenerationConfig) -> None:
+    """Raise ValueError for an option (or generation-config value) that cannot be honoured exactly."""
+
+    def value_of(name: str) -> Any:
+        return options.get(name) if isinstance(options, Mapping) else getattr(options, name, None)
+
+    if value_of("is_assistant") and value_of("output_scores") and value_of("assistant_confidence_threshold") != 0:
+        raise ValueError(
+            "is_assistant=True together with output_scores ends a text at the first token that is less probable than "
+            "assistant_confidence_threshold, which is for drafts only: give is_assistant=False."
+        )
+    for name, (harmless, why) in _REFUSED.items():
+        value = value_of(name)
+        if value not in harmless:
+            raise ValueError(f"{name}={value!r} cannot be combined with speculative decoding: {why}. {_PLAIN}")
+    if value_of("cache_implementation") in CACHES_REFUSED:
+        raise ValueError(
+            f"cache_implementation={value_of('cache_implementation')!r} cannot be followed: the engine keeps keys and "
+            "values itself, as they are and where they are computed, neither offloaded, quantized nor paged. "
+            f"cache_implementation='dynamic' in the call decides over a generation config's. {_PLAIN}"
+        )
+    for name in NEW_FIELDS if isinstance(options, GenerationConfig) else NEW_FIELDS & options.keys():
+        value = value_of(name)
+        if value is not None and value != STANDARD.get(name):
+            raise ValueError(
+                f"{name}={value!r} is an option of a transformers newer than this specnb, which cannot tell what it "
+                f"does to the text: leave it out. {_PLAIN}"
+            )
+
+
+def check_cache_use(model: PreTrainedModel, use_cache: bool | None) -> None:
+    """Raise ValueError for a call that wants no cache. A model may: the text is the same, and the engine keeps a cache of its own."""
+    own = (model.config.get_text_config(decoder=True), model.config, model.generation_config)
+    if use_cache is False and not any(getattr(config, "use_cache", None) is False for config in own):
+        raise ValueError(
+            f"use_cache=False cannot be combined with speculative decoding: every step relies on the cache. {_PLAIN}"
+        )
+
+
+def check_assistant(assistant: PreTrainedModel | None) -> None:
+    """Raise ValueError for a draft model that drafts in a way that is not built here, or whose adapters cannot."""
+    if assistant is None:
+        return
+    peft_adapters.check(assistant)
+    kind = getattr(getattr(assistant, "generation_config", None), "speculation_type", None)
+    if kind is not None:
+        raise ValueError(
+            f"the draft model's generation config has speculation_type={kind!r}: drafters of that type are not built "
+            f"here. {_PLAIN}"
+        )
+
+
+def check_cache(past: Any, made: bool = False) -> None:
+    """Raise ValueError for a given cache that the engine's own would not stand for.
+
+    `made` says that `generate()` made it, as `cache_implementation` asked for.
+    """
+    if past is None or made or (type(past) is DynamicCache and not _offloads(past)):
+        return
+    if not isinstance(past, Cache):
+        kind = type(past).__name__
+        raise ValueError(
+            f"past_key_values (cache) must be a DynamicCache, not a {kind}; left out, the engine keeps its own."
+        )
+    what = "DynamicCache(offloading=True)" if type(past) is DynamicCache else type(past).__name__
+    raise ValueError(
+        f"the cache given is a {what}, which the engine neither reads nor fills: give a DynamicCache, or no "
+        f"cache at all. {_PLAIN}"
+    )
+
+
+def _offloads(past: Cache) -> bool:
+    """Whether a cache moves or changes what it stores, by its own flag or its layers' kind."""
+    return bool(getattr(past, "offloading", False)) or any(
+        name in type(layer).__name__ for layer in past.layers for name in ("Quantized", "Static")
+    )
+
+
+def check_names(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an argument that nobody knows and that is nearly the name of one; transformers refuses the others."""
+    known = {
+        *vars(model.generation_config),
+        *signature(type(model).generate).parameters,
+        *forward_parameters(type(model)),
+    }
+    if options.get("custom_generate") is not None:
+        raise ValueError(
+            "custom_generate= is what specnb.generate itself gives to generate(): leave it out, or call "
+            "model.generate(..., custom_generate=specnb.decoder(...)) yourself."
+        )
+    for name in NEW_PARAMETERS & options.keys():
+        if options[name] is not None:
+            raise ValueError(f"{name}= is an argument of a transformers newer than this specnb: leave it out. {_PLAIN}")
+    for name in peft_adapters.PER_ROW & options.keys():
+        peft_adapters.refuse_per_row(name)
+    for name in options:
+        near = [] if name in known else get_close_matches(name, [*known, *BY_NAME], 1, 0.85)
+        if near:
+            raise ValueError(f"unknown option {name!r}. Did you mean {near[0]!r}?")
+
+
+def check_model(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
+    """Raise ValueError for a model or an input that the engine does not handle."""
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"{type(model).__name__} is an encoder-decoder model; specnb decodes decoder-only models (its drafters continue "
+            f"the prompt itself). {_PLAIN}"
+        )
+    check_mode(model)
+    if inputs.get("inputs_embeds") is not None:
+        raise ValueError("inputs_embeds cannot be used: drafters and logits processors need token ids. Give input_ids.")
+
+
+def check_mode(model: PreTrainedModel) -> None:
+    """Raise ValueError for a model in training mode, where that changes what it computes or keeps."""
+    if not model.training:
+        return
+    name = type(model).__name__
+    if getattr(model, "is_gradient_checkpointing", False):
+        raise ValueError(
+            f"{name} is in training mode with gradient checkpointing, where its layers keep no cache: call model.eval() first."
+        )
+    random = next((key for key, module in model.named_modules() if module.training and _drops(module)), None)
+    if random is not None:
+        raise ValueError(
+            f"{name} is in training mode, and {random} drops values at random, so no text is the model's own: call "
+            "model.eval() first."
+        )
+
+
+def _drops(module: Any) -> bool:
+    """Whether a module has a dropout of its own, or hands one to its attention."""
+    rates = [vars(module).get("p")] if isinstance(module, nn.modules.dropout._DropoutNd) else []
+    rates.append(vars(module).get("attention_dropout"))
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
+
+
+def check_length(model: PreTrainedModel, rows: Sequence[Row]) -> None:
+    """Raise ValueError for a prompt that is longer than a table of positions."""
+    config, longest = model.config.get_text_config(decoder=True), max(len(row.ids) for row in rows)
+    limit = positions(config)
+    if limit is not None and has_table(config) and longest > limit:
+        raise ValueError(
+            f"the prompt has {longest} tokens, but {type(model).__name__} has positions for {limit}: shorten the prompt."
+        )
+
+
+def check_past(past: Any, rows: Sequence[Row], pads: Sequence[int]) -> None:
+    """Raise ValueError for a filled prompt cache that cannot be continued."""
+    if not isinstance(past, Cache):
+        return
+    held = cached_length(past)
+    if not held and not (past.is_initialized and all(past.is_linear if hasattr(past, "is_linear") else ())):
+        return
+    if not isinstance(past, DynamicCache) or not held:
+        raise ValueError(
+            f"a filled {type(past).__name__} cannot be continued; give a DynamicCache of attention layers, or no cache at all."
+        )
+    if len(rows) > 1:
+        raise ValueError("a filled cache can be continued for one prompt at a time only.")
+    if pads[0]:
+        raise ValueError("a filled cache can be continued for a prompt without padding only.")
+    if held >= len(rows[0].ids):
+        raise ValueError(
+            f"the cache holds {held} tokens but the prompt has {len(rows[0].ids)}: input_ids must be the whole text, what is "
+            "cached and at least one new token."
+        )
+
+
+def check_verification(method: Method, sample: bool, processors: Processors) -> None:
+    """Raise ValueError where the acceptance rule would call a processor with a state out of order."""
+    if sample and method.options.get("verification") == "block" and processors.stateful:
+        raise ValueError(
+            f"verification='block' looks at all drafted positions before deciding, but {', '.join(processors.stateful)} may "
+            "look at all rows or keep state from call to call; use verification='token'."
+        )

@@ -1,0 +1,159 @@
+"""Which LM follows the rows of a model: the fast one, or the one that does what transformers does, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from specnb.decoding.contracts import Row, Unsupported
+from specnb.decoding.lm.base import LM, LMOptions
+from specnb.decoding.lm.cached import CachedLM, own_masks
+from specnb.decoding.lm.kv_cache import other_layers
+from specnb.decoding.lm.model_inputs import (
+    PER_TOKEN,
+    CacheSize,
+    ModelInputs,
+    PreparedInputs,
+    cache_keyword,
+    caches_more,
+    drops_cache,
+    forward_parameters,
+    own_positions,
+    own_preparation,
+    types_at_first,
+)
+from specnb.decoding.lm.prepared import PreparedLM, arguments_of
+from specnb.decoding.lm.rowwise import RowwiseLM
+from specnb.decoding.padding import planes
+
+_AHEAD = 64  # tokens that a draft may be ahead of a row's end
+
+
+def create_lm(
+    model: PreTrainedModel,
+    rows: Sequence[Row],
+    size: CacheSize,
+    *,
+    prepared: PreparedInputs | None = None,
+    role: str = "target",
+    rolls_back: bool = True,
+    options: LMOptions = LMOptions(),
+    cached: Callable[..., CachedLM] = CachedLM,
+) -> LM:
+    """The LM for `rows` of `model`.
+
+    Args:
+        prepared: what `generate()` prepared; None for a draft model, which is asked to prepare the same for itself.
+        role: "target" or "draft model", for messages.
+        rolls_back: whether drafts will be rejected.
+        options: what a drafter wants of it.
+        cached: makes the LM of a model that keeps to the standard.
+
+    Raises Unsupported for a model or rows that cannot be followed, naming what is in the way.
+    """
+    if rolls_back:
+        check_rollback(model, role)
+    inputs = prepared.inputs if prepared else ModelInputs()
+    past = prepared.past if prepared else None
+    if not keeps_to_standard(model, _longest(rows)):
+        if role == "target" and size.prefill_chunk_size is not None:
+            raise Unsupported(
+                f"prefill_chunk_size={size.prefill_chunk_size} cannot be followed with {type(model).__name__}, which prepares its "
+                "inputs in a way of its own: leave it out."
+            )
+        if len(rows) == 1:
+            arguments = prepared.as_prepared(rows[0]) if prepared else None
+            extras = inputs.with_positions()
+            return PreparedLM(
+                model, rows, arguments=arguments, extras=extras, past=past, rolls_back=rolls_back, options=options
+            )
+        each = {row.index: of_row(model, inputs, r, row).with_positions() for r, row in enumerate(rows)}
+        lms: dict[int, LM] = {
+            row.index: PreparedLM(model, [row], extras=each[row.index], rolls_back=rolls_back, options=options)
+            for row in rows
+        }
+        return RowwiseLM(lms)
+    if prepared is None:
+        inputs = _own_inputs(model, rows)
+    if len(rows) > 1 and own_masks(model, inputs):
+        return RowwiseLM(
+            {
+                row.index: cached(model, [row], size, PreparedInputs(inputs=of_row(model, inputs, r, row)), options)
+                for r, row in enumerate(rows)
+            }
+        )
+    return cached(model, rows, size, PreparedInputs(inputs=inputs, past=past if len(rows) == 1 else None), options)
+
+
+def check(model: PreTrainedModel, rows: Sequence[Row], prepared: PreparedInputs, rolls_back: bool) -> None:
+    """Raise Unsupported for a target, or rows of it, of which can be told without a pass that they cannot be followed."""
+    standard = keeps_to_standard(model, _longest(rows))
+    if rolls_back:
+        check_rollback(model, "target")
+        if not standard:
+            check_switch(model)
+    if len(rows) > 1 and (not standard or own_masks(model, prepared.inputs)):
+        for r, row in enumerate(rows):
+            of_row(model, prepared.inputs, r, row)
+
+
+def _longest(rows: Sequence[Row]) -> int:
+    """Tokens that no row, nor a draft behind it, will outgrow."""
+    return max(len(row.ids) + getattr(row, "remaining_tokens", 0) for row in rows) + _AHEAD
+
+
+def keeps_to_standard(model: PreTrainedModel, longest: int | None = None) -> bool:
+    """Whether `CachedLM` can feed the model rows of at most `longest` tokens and keep its cache."""
+    if own_preparation(model, longest) or caches_more(model) or other_layers(model.config):
+        return False
+    return cache_keyword(parameters := forward_parameters(type(model))) in parameters
+
+
+def check_rollback(model: PreTrainedModel, role: str) -> None:
+    """Raise Unsupported, naming model and layers, where a rejected draft cannot be taken back."""
+    name = type(model).__name__
+    if getattr(model, "_is_stateful", False):
+        kinds = ", ".join(sorted({*other_layers(model.config).values()} - {"DynamicIndexedLayer"}))
+        kinds = kinds or "kept outside the cache"
+        raise Unsupported(
+            f"the {role} ({name}) has layers with a running state ({kinds}) that cannot be rolled back after a rejection: "
+            + ("use method='plain', or a target" if role == "target" else "use a draft model")
+            + " whose layers are all attention layers."
+        )
+
+
+def check_switch(model: PreTrainedModel) -> None:
+    """Raise Unsupported for a text that outgrows `original_max_position_embeddings` where transformers itself loses its beginning."""
+    if drops_cache(model) and cache_keyword(forward_parameters(type(model))) == "past_key_values":
+        limit = model.config.get_text_config(decoder=True).original_max_position_embeddings
+        raise Unsupported(
+            f"the text may outgrow {limit} tokens (original_max_position_embeddings), where {type(model).__name__} drops its cache, "
+            "and this transformers loses what was in it: give a smaller max_new_tokens, update transformers, or use method='plain'."
+        )
+
+
+def _own_inputs(model: PreTrainedModel, rows: Sequence[Row]) -> ModelInputs:
+    """The positions that a draft model prepares for itself, where it does so."""
+    if not own_positions(model) or own_preparation(model):
+        return ModelInputs()
+    prepared = [arguments_of(model, row.ids)["position_ids"] for row in rows]
+    width = max(one.shape[-1] for one in prepared)
+    table = torch.cat([torch.nn.functional.pad(one, (0, width - one.shape[-1])) for one in prepared], -2)
+    lengths = [len(row.ids) for row in rows]
+    return ModelInputs(planes=planes(table, [row.ids for row in rows], [0] * len(rows)), lengths=lengths)
+
+
+def of_row(model: PreTrainedModel, inputs: ModelInputs, r: int, row: Row) -> ModelInputs:
+    """What belongs to one of several rows. Raises Unsupported for what cannot be told apart."""
+    n, extras = len(row.ids), {}
+    for name, value in inputs.extras.items():
+        if name not in PER_TOKEN:
+            raise Unsupported(
+                f"several rows with {name} cannot be decoded with {type(model).__name__}, which takes one row at a time here: "
+                "generate the prompts one by one."
+            )
+        extras[name] = value[min(r, len(value) - 1) :][:1, :n]
+    own = None if inputs.planes is None else inputs.planes[..., min(r, inputs.planes.shape[-2] - 1), None, :n]
+    return ModelInputs(extras, own, types_at_first(model), [n])

@@ -1,0 +1,217 @@
+"""The key/value store: preallocated, slot = position, rolled back by forgetting a length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedConfig
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+
+
+class WritePositions:
+    """Where the next tokens go, shared by all layers: row r writes slots `starts[r]` to `starts[r] + q - 1`.
+
+    With `whole` all slots are handed to the attention, written or not, so that nothing depends on the starts but numbers.
+    """
+
+    def __init__(self, rows: int, capacity: int) -> None:
+        self.capacity = capacity
+        self.set([0] * rows)
+
+    def set(self, starts: list[int]) -> None:
+        self.starts, self.first, self.last, self.whole = starts, min(starts), max(starts), False
+        self._slots: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def set_whole(self, at: Tensor) -> None:
+        """Write slots `at` `[rows, q]`, which the store holds."""
+        self.whole = True
+        self._slots = {at.device: (torch.arange(at.shape[0], device=at.device)[:, None], at)}
+
+    @property
+    def uniform(self) -> bool:
+        return self.first == self.last
+
+    def slots(self, q: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Index tensors `[rows, 1]` and `[rows, q]` of the slots to write; built once per forward and device."""
+        if device not in self._slots:
+            rows = torch.arange(len(self.starts), device=device)[:, None]
+            at = torch.tensor(self.starts, device=device)[:, None] + torch.arange(q, device=device)
+            self._slots[device] = rows, at
+        return self._slots[device]
+
+
+class KVCacheLayer(DynamicLayer):
+    """One layer's keys and values, `[rows, heads, capacity, dim]`. Only the visible slots are handed to the attention."""
+
+    def __init__(self, write_positions: WritePositions, window: int | None) -> None:
+        super().__init__()
+        self.is_initialized: bool = False
+        self.write_positions, self.window = write_positions, window
+        self.is_sliding = window is not None
+
+    def visible(self, q: int) -> tuple[int, int]:
+        """First and end slot that some of the next q tokens of some row can see."""
+        if self.write_positions.whole:
+            return 0, self.keys.shape[2]
+        first = 0 if self.window is None else max(0, self.write_positions.first - self.window + 1)
+        return first, self.write_positions.last + q
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write the new keys and values `[rows, heads, q, dim]`; returns views of the visible ones."""
+        q = key_states.shape[2]
+        first, end = self.visible(q)
+        if not self.is_initialized:
+            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+            self.keys, self.values = self._allocate(key_states), self._allocate(value_states)
+        if end > self.keys.shape[2]:
+            self.write_positions.capacity = max(end, 2 * self.keys.shape[2], self.write_positions.capacity)
+            self.keys, self.values = self._grown(self.keys), self._grown(self.values)
+        if self.write_positions.uniform and not self.write_positions.whole:
+            self.keys[:, :, end - q : end] = key_states
+            self.values[:, :, end - q : end] = value_states
+        else:
+            rows, at = self.write_positions.slots(q, key_states.device)
+            self.keys[rows, :, at] = key_states.transpose(1, 2)
+            self.values[rows, :, at] = value_states.transpose(1, 2)
+        return self.keys[:, :, first:end], self.values[:, :, first:end]
+
+    def _allocate(self, like: Tensor) -> Tensor:
+        # zeros, not empty: a masked slot still meets a weight of 0, and 0 x NaN is NaN
+        capacity = self.write_positions.capacity = max(self.write_positions.capacity, self.visible(like.shape[2])[1])
+        return like.new_zeros(like.shape[0], like.shape[1], capacity, like.shape[3])
+
+    def _grown(self, old: Tensor) -> Tensor:
+        new = old.new_zeros(*old.shape[:2], self.write_positions.capacity, old.shape[3])
+        new[:, :, : old.shape[2]] = old
+        return new
+
+    def get_seq_length(self) -> int:
+        return self.write_positions.last
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        first, end = self.visible(query_length)
+        return end - first, first
+
+
+def layer_plan(config: PreTrainedConfig) -> list[Any]:
+    """The cache layers that transformers would make for `config`."""
+    text = config.get_text_config(decoder=True)
+    return DynamicCache(config=text).layers or [DynamicLayer() for _ in range(text.num_hidden_layers)]
+
+
+def other_layers(config: PreTrainedConfig) -> dict[int, str]:
+    """The layers whose cache is of a kind that `KVCache` does not hold, by number; what kind."""
+    return {i: type(layer).__name__ for i, layer in enumerate(layer_plan(config)) if not _plain(layer)}
+
+
+class KVCache(Cache):
+    """A transformers cache in which every row has its own length, `lengths[r]`; rollback is setting a length.
+
+    The layers follow the plan transformers itself makes for `config` (full, sliding, shared).
+    """
+
+    def __init__(self, config: PreTrainedConfig, rows: Sequence[int], capacity: int) -> None:
+        plan = layer_plan(config)
+        self.rows = list(rows)
+        self.write_positions = WritePositions(len(rows), capacity)
+        windows = [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in plan]
+        super().__init__(
+            layers=[
+                KVCacheLayer(self.write_positions, window) if isinstance(layer, DynamicLayer) else layer
+                for layer, window in zip(plan, windows, strict=True)
+            ]
+        )
+
+    @property
+    def row_layers(self) -> list[KVCacheLayer]:
+        return [layer for layer in self.layers if isinstance(layer, KVCacheLayer)]
+
+    def tensors(self) -> list[Tensor]:
+        """All keys and values; others take their place when the store grows or a row leaves."""
+        return [kept for layer in self.row_layers if layer.is_initialized for kept in (layer.keys, layer.values)]
+
+    def holds(self, length: int) -> bool:
+        """Whether every layer has slots for so many tokens."""
+        return all(layer.is_initialized and length <= layer.keys.shape[2] for layer in self.row_layers)
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these of its rows (by the numbers they came with)."""
+        if len(rows) == len(self.rows):
+            return
+        kept = [self.rows.index(row) for row in rows]
+        self.rows = list(rows)
+        for layer in self.row_layers:
+            if layer.is_initialized:
+                index = torch.tensor(kept, device=layer.keys.device)
+                layer.keys, layer.values = layer.keys.index_select(0, index), layer.values.index_select(0, index)
+
+    def mask(self, positions: Tensor, dtype: torch.dtype | None = None) -> Tensor | dict[str, Tensor]:
+        """What tokens at `positions` `[rows, q]` may see: `[rows, 1, q, slots]`, one per layer type if there are several.
+
+        Boolean, or 0 and the lowest number of `dtype` for an attention that adds the mask to the scores.
+        """
+        masks: dict[int | None, Tensor] = {}
+        for window, (first, end) in {
+            layer.window: layer.visible(positions.shape[1]) for layer in self.row_layers
+        }.items():
+            slots = torch.arange(first, end, device=positions.device)
+            see = slots <= positions[:, None, :, None]
+            if window is not None:
+                see = see & (slots > positions[:, None, :, None] - window)
+            masks[window] = see if dtype is None else added(see, dtype)
+        if len(masks) == 1:
+            return next(iter(masks.values()))
+        return {"full_attention" if window is None else "sliding_attention": mask for window, mask in masks.items()}
+
+    def load(self, cache: DynamicCache, length: int) -> None:
+        """Take over the first `length` tokens that a filled transformers cache holds."""
+        self.write_positions.capacity = max(self.write_positions.capacity, length + 1)
+        for layer, old in zip(self.layers, cache.layers, strict=False):
+            if not isinstance(layer, KVCacheLayer):
+                continue
+            held = old.keys.shape[2]
+            layer.dtype, layer.device, layer.is_initialized = old.keys.dtype, old.keys.device, True
+            layer.keys, layer.values = layer._allocate(old.keys), layer._allocate(old.values)
+            layer.keys[:, :, length - held : length] = old.keys
+            layer.values[:, :, length - held : length] = old.values
+
+    def unload(self, cache: DynamicCache, lengths: Sequence[int], pads: Sequence[int]) -> None:
+        """Leave the first `lengths[r]` tokens of each row in a transformers cache, as plain generation would have, behind `pads[r]`
+        empty slots: rows end together."""
+        end = lengths[0] + pads[0]
+        while len(cache.layers) < len(self.layers):  # a cache made without a config adds its layers as they come
+            cache.layers.append(DynamicLayer())
+        for layer, out in zip(self.layers, cache.layers, strict=True):
+            if not isinstance(layer, KVCacheLayer) or not layer.is_initialized:
+                continue
+            first = 0
+            if isinstance(out, DynamicSlidingWindowLayer):
+                first = max(0, end - out.sliding_window + 1)
+                out.cumulative_length = end
+            if not out.is_initialized:
+                out.lazy_initialization(layer.keys, layer.values)
+            out.keys, out.values = (_behind(kept, first, lengths, pads) for kept in (layer.keys, layer.values))
+
+
+def _behind(kept: Tensor, first: int, lengths: Sequence[int], pads: Sequence[int]) -> Tensor:
+    """The slots from `first` on of what is kept of each row when `pads[r]` empty ones stand before it."""
+    if not any(pads):
+        return kept[:, :, first : lengths[0]]
+    out = kept.new_zeros(*kept.shape[:2], lengths[0] + pads[0] - first, kept.shape[3])
+    for r, (length, pad) in enumerate(zip(lengths, pads, strict=True)):
+        start = max(0, first - pad)
+        out[r, :, pad + start - first :] = kept[r, :, start:length]
+    return out
+
+
+def added(see: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask for an attention that adds it to the scores: 0, and the lowest number of `dtype`."""
+    return torch.zeros_like(see, dtype=dtype).masked_fill(~see, torch.finfo(dtype).min)
+
+
+def _plain(layer: Any) -> bool:
+    plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
+    return plain or type(layer).__name__ == "DummyLayer"  # a layer that shares another's keys and stores nothing

@@ -1,0 +1,52 @@
+"""RowwiseLM: several rows of a model that can only take one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from specnb.decoding.contracts import Row
+from specnb.decoding.lm.base import LM
+
+
+class RowwiseLM(LM):
+    """An LM per row behind the same calls; each row's passes run alone.
+
+    Args:
+        lms: by row index. All follow one row of the same model.
+    """
+
+    def __init__(self, lms: Mapping[int, LM]) -> None:
+        self.lms = dict(lms)
+        one = next(iter(self.lms.values()))
+        self.model, self.config, self.device, self.vocab_size = one.model, one.config, one.device, one.vocab_size
+        self.runtime = one.runtime
+        self.drafts_first = one.drafts_first
+        self.passes = 0
+        self.hidden: dict[int, tuple[int, Tensor]] = {}
+
+    def logits(self, rows: Sequence[Row], extra: Sequence[Sequence[int]], keep: Sequence[int]) -> list[Tensor]:
+        self.passes += 1
+        out = [self.lms[row.index].logits([row], [e], [k])[0] for row, e, k in zip(rows, extra, keep, strict=True)]
+        self.hidden = {row.index: found for row in rows for found in self.lms[row.index].hidden.values()}
+        return out
+
+    def advance(self, rows: Sequence[Row], extra: Sequence[Sequence[int]]) -> None:
+        self._each(rows, extra, lambda lm, row, e: lm.advance([row], [e]))
+
+    def note(self, rows: Sequence[Row], extra: Sequence[Sequence[int]]) -> None:
+        self._each(rows, extra, lambda lm, row, e: lm.note([row], [e]))
+
+    def rewind(self, row: int, length: int) -> None:
+        self.lms[row].rewind(row, length)
+
+    def export_cache(self, cache: Any, rows: Sequence[Row]) -> Any:
+        return None
+
+    def _each(
+        self, rows: Sequence[Row], extra: Sequence[Sequence[int]], do: Callable[[LM, Row, Sequence[int]], None]
+    ) -> None:
+        for row, e in zip(rows, extra, strict=True):
+            do(self.lms[row.index], row, e)

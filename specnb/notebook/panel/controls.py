@@ -1,0 +1,183 @@
+"""A widget for every option, built from `specnb.options` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from html import escape
+from typing import Any
+
+import ipywidgets as widgets
+
+from specnb.notebook.magic_parser import unescape
+from specnb.options import Option
+
+_UNSET = "not set"
+_INDENT = "16rem"
+_LABEL = "15.5rem"  # as wide as the longest option name
+STYLE = (
+    ".specnb-panel label{white-space:nowrap}"
+    "@media(max-width:640px){.specnb-panel .widget-inline-hbox{flex-wrap:wrap;height:auto}"
+    ".specnb-panel .widget-inline-hbox>.widget-label{width:100%!important;text-align:left}"
+    ".specnb-panel .widget-inline-hbox>:not(.widget-label):not(textarea){min-height:28px}"
+    ".specnb-panel .specnb-note{padding-left:0!important}}"
+)
+_WIDE = {"width": "36rem", "max_width": "calc(100% - 4px)"}
+
+
+def labelled(kind: Any, label: str, width: str = _LABEL, **traits: Any) -> Any:
+    """A widget whose label is as wide as its neighbours', and above it where there is little room (`STYLE`)."""
+    return kind(description=label, style={"description_width": width}, layout=widgets.Layout(**_WIDE), **traits)
+
+
+def note(text: str, indent: str = "0") -> Any:
+    """A line of small print, indented where there is room."""
+    return widgets.HTML(_small(text, indent))
+
+
+def _small(text: str, indent: str) -> str:
+    return f'<div class="specnb specnb-note" style="padding-left:{indent}"><small>{escape(text)}</small></div>'
+
+
+def scrolling(html: str) -> str:
+    """HTML that may be wider than the panel, such as a table, and then scrolls by itself."""
+    return f'<div style="overflow-x:auto;contain:inline-size">{html}</div>'
+
+
+class Control:
+    """One option's widget with its help.
+
+    `start` is what holds when nothing is given: the model's own setting, or the option's default. None means that the
+    model decides; then a switch turns the option on. `value()` is None as long as nothing is to be given: what was set
+    counts as given, at the start's value too, until `reset()`.
+    """
+
+    def __init__(self, option: Option, start: Any, always: bool = False, high: float | None = None) -> None:
+        self.option, self.start, self.always = option, start, always
+        self._switch: Any = None
+        self._widget = self._build(high)
+        row = self._widget
+        if self._switch is not None:
+            self._widget.disabled = not self._switch.value
+            self._switch.observe(lambda change: setattr(self._widget, "disabled", not change["new"]), "value")
+            row = widgets.HBox([self._widget, self._switch], layout=widgets.Layout(flex_flow="row wrap"))
+        self._first = self._state()
+        self._given = self._resetting = False
+        self._note = note(self._help(), _INDENT)
+        self.box = widgets.VBox([row, self._note])
+        self._widget.observe(self._touched, "value")
+
+    def _build(self, high: float | None) -> Any:
+        option, start = self.option, self.start
+        if option.choices or (option.type is bool and start is None):
+            entries: list[tuple[str, Any]] = [(name, name) for name in option.choices] or [("on", True), ("off", False)]
+            unset = [(_UNSET, "")] if start is None else []  # None as a value would show as an empty field
+            return labelled(
+                widgets.Dropdown, option.name, options=[*unset, *entries], value="" if start is None else start
+            )
+        if option.type is bool:
+            return labelled(widgets.Checkbox, option.name, value=start)
+        if option.type is str:
+            hint = "one per line; \\n stands for a line break" if option.many else ""
+            return labelled(widgets.Textarea if option.many else widgets.Text, option.name, placeholder=hint)
+        if start is None:
+            self._switch = widgets.Checkbox(value=False, description=f"set {option.name}", indent=False)
+        whole = option.type is int
+        if option.slider is None:
+            kind = widgets.IntText if whole else widgets.FloatText
+            return labelled(kind, option.name, value=start or (0 if whole else 1.0))
+        low, top = option.slider
+        top = max(low, high) if high is not None else max(top, start or top)
+        value = start if start is not None else min(max(_USUAL.get(option.name, low), low), top)
+        kind = widgets.IntSlider if whole else widgets.FloatSlider
+        # a drag sends its last value only
+        more: dict[str, Any] = {
+            "continuous_update": False,
+            "step": 1 if whole else 0.05,
+            "readout_format": "d" if whole else ".2f",
+        }
+        return labelled(kind, option.name, value=value, min=min(low, value), max=top, **more)
+
+    def _help(self) -> str:
+        if self.always or (self.option.type is str and not self.option.choices):
+            return self.option.help
+        given = "set; " if self.start is not None and self._given else ""
+        return f"{self.option.help} ({given}default: {_UNSET if self.start is None else self.start})"
+
+    def _touched(self, change: Any = None) -> None:
+        """From now on the value counts as given, whatever it is."""
+        self._given = not self._resetting
+        self._note.value = _small(self._help(), _INDENT)
+
+    def _state(self) -> tuple[Any, Any]:
+        return (self._switch.value if self._switch is not None else None), self._widget.value
+
+    def value(self) -> Any:
+        """What to give for the option, checked; None for nothing. Raises ValueError where it is not allowed."""
+        if self._switch is not None and not self._switch.value:
+            return None
+        value = None if self._widget.value == "" else self._widget.value
+        if value is None:
+            return None
+        if self.option.type is str and not self.option.choices:
+            lines = [unescape(line) for line in value.split("\n") if line] if self.option.many else value
+            return self.option.check(lines) if lines else None
+        if self._switch is None and not self.always and not self._given:
+            return None
+        if self.option.type is float and isinstance(value, float):
+            value = round(value, 6)
+        return self.option.check(value)
+
+    def set(self, value: Any) -> None:
+        """Show a value; None shows the start. Raises ValueError where it is not allowed."""
+        if value is None:
+            self.reset()
+            return
+        value = self.option.check(value)
+        if self._switch is not None:
+            self._switch.value = True
+        if isinstance(value, list):
+            value = "\n".join(text.replace("\\", "\\\\").replace("\n", "\\n") for text in value)
+        if hasattr(self._widget, "max"):  # the widget's range is a suggestion, the option's bounds are the distribution
+            self._widget.max = max(self._widget.max, value)
+            self._widget.min = min(self._widget.min, value)
+        self._widget.value = value
+        self._touched()
+
+    def reset(self) -> None:
+        """Back to the start."""
+        on, value = self._first
+        self._resetting = True
+        self._touched()
+        self._widget.value = value
+        if self._switch is not None:
+            self._switch.value = on
+        self._resetting = False
+
+    def observe(self, handler: Callable[[Any], object]) -> None:
+        """Call `handler` when the value changes."""
+        for widget in (self._widget, self._switch):
+            if widget is not None:
+                widget.observe(handler, "value")
+
+
+_USUAL = {"temperature": 1.0, "top_k": 50, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.1, "no_repeat_ngram_size": 3,
+          "assistant_ensemble_weight": 0.5, "max_new_tokens": 128}  # fmt: skip
+"""Where a slider stands when its option is switched on."""
+
+
+class Controls:
+    """The controls of several options, one below the other."""
+
+    def __init__(self, options: Iterable[Option], starts: Mapping[str, Any], **special: Mapping[str, Any]) -> None:
+        self.of = {o.name: Control(o, starts.get(o.name, o.default), **special.get(o.name, {})) for o in options}
+        self.box = widgets.VBox([control.box for control in self.of.values()])
+
+    def values(self) -> dict[str, Any]:
+        """What to give to `generate`: the options that were set, or that must be given."""
+        values = {name: control.value() for name, control in self.of.items()}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def reset(self) -> None:
+        """All back to their starts."""
+        for control in self.of.values():
+            control.reset()

@@ -1,0 +1,63 @@
+"""Attention whose key/value heads serve several query heads, read where they are.
+
+transformers copies keys and values once per query head whenever a mask is given, as it is for every block that is verified: the
+whole store, in every layer, in every step. torch's CPU kernel reads them in place and gives the same bits.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from specnb.runtime.module_view import module_view
+
+NAME = "specnb_grouped_query_sdpa"
+
+
+def grouped_query_sdpa(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
+                 scaling: float | None = None, **more: Any) -> tuple[Tensor, None]:  # fmt: skip
+    """`query` `[rows, heads, q, dim]`, `key` and `value` `[rows, groups, slots, dim]` -> `[rows, q, heads, dim]`, as transformers' sdpa."""
+    if attention_mask is None or dropout or not query.is_cpu or any(more.get(name) is not None for name in _UNUSUAL):
+        result: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
+        )
+        return result
+    out = nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+_UNUSUAL = ("position_bias", "softcap")
+AttentionInterface.register(NAME, grouped_query_sdpa)
+
+
+def replacements(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """What stands in for the attentions among a model's modules, by path: those that use transformers' own sdpa on a CPU."""
+    if ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward:
+        return {}
+    configs: dict[int, Any] = {}
+    replaced: dict[str, nn.Module] = {}
+    for name, module in modules.items():
+        if not _shares_heads(module):
+            continue
+        if id(module.config) not in configs:
+            configs[id(module.config)] = copy.copy(module.config)
+            configs[id(module.config)].__dict__["_attn_implementation_internal"] = NAME
+        replaced[name] = module_view(module, {})
+        replaced[name].__dict__["config"] = configs[id(module.config)]
+    return replaced
+
+
+def _shares_heads(module: nn.Module) -> bool:
+    config = module.__dict__.get("config")
+    groups = module.__dict__.get("num_key_value_groups", 1)
+    if groups <= 1 or getattr(config, "_attn_implementation", None) != "sdpa":
+        return False
+    return all(parameter.device.type == "cpu" for parameter in module.parameters())

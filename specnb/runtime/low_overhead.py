@@ -1,0 +1,109 @@
+"""The same kernels with less Python around them: on small models, the calls of modules take longer than the arithmetic.
+
+Linear layers are called without nn.Module's own preparations, RMS norms in float32 as the one torch function that gives their bits.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specnb.runtime.module_view import LinearReplacement, Replacement, linear_is_torchs
+
+_Scale = Callable[[Tensor], Tensor]
+
+_SCALES: tuple[_Scale, ...] = (lambda weight: weight, lambda weight: 1.0 + weight)  # Gemma 2 and 3 store weight - 1
+_WIDTH = 48  # of a norm that has no weight and so takes any
+_KNOWN: dict[tuple[Any, ...], _Scale | None] = {}  # by class, its forward, width, eps, dtype and device
+
+
+class LowOverheadLinear(LinearReplacement):
+    """`nn.Linear` without hooks."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(layer)
+        self.__dict__["both"] = layer.weight, layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, *self.__dict__["both"])
+
+    __call__ = forward
+
+
+class FusedRMSNorm(Replacement):
+    """An RMS norm that multiplies by `scale` `[width]`, or by nothing; in half precision the layer itself, which rounds on the way."""
+
+    def __init__(self, layer: nn.Module, scale: Tensor | None, eps: float | None) -> None:
+        super().__init__(layer)
+        self.__dict__["both"] = scale, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = self.__dict__
+        scale = own["both"][0]
+        if x.dtype is not torch.float32 or (scale is not None and len(scale) != x.shape[-1]):
+            return own["layer"](x)  # type: ignore[no-any-return]
+        return torch.rms_norm(x, x.shape[-1:], *own["both"])
+
+    __call__ = forward
+
+
+def replacements(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """What stands in for such layers among a model's modules, by path."""
+    if not linear_is_torchs():
+        return {}
+    return {name: stand for name, module in modules.items() if name and (stand := _stand(module)) is not None}
+
+
+def _stand(module: nn.Module) -> nn.Module | None:
+    if module._forward_hooks or module._forward_pre_hooks:
+        return None
+    if type(module) is nn.Linear:
+        return LowOverheadLinear(module)
+    return _norm(module) if type(module).__name__.endswith("RMSNorm") else None
+
+
+def _norm(module: nn.Module) -> FusedRMSNorm | None:
+    """A norm with the same bits, or None where no way of scaling gives them."""
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if weight is None:
+        return None if _scale(module, torch.ones(_WIDTH), eps) is None else FusedRMSNorm(module, None, eps)
+    scale = _scale(module, weight, eps)
+    return None if scale is None else FusedRMSNorm(module, scale(weight.detach()), eps)
+
+
+def _scale(module: nn.Module, weight: Tensor, eps: float | None) -> _Scale | None:
+    """How a norm of this class scales, found by trying it with another weight; None: not in any way known here."""
+    key = type(module), type(module).forward, tuple(weight.shape), eps, weight.dtype, weight.device.type
+    if key not in _KNOWN:
+        _KNOWN[key] = next((scale for scale in _SCALES if _same(module, weight, eps, scale)), None)
+    return _KNOWN[key]
+
+
+def _same(module: nn.Module, weight: Tensor, eps: float | None, scale: _Scale) -> bool:
+    try:
+        return _gives_the_same(module, weight, eps, scale)
+    except Exception:  # of any kind, for the module is somebody's: it is not known, and stays as it is
+        return False
+
+
+def _gives_the_same(module: nn.Module, weight: Tensor, eps: float | None, scale: _Scale) -> bool:
+    inputs = [name for name in inspect.signature(type(module).forward).parameters if name != "self"]
+    if len(inputs) != 1 or weight.dim() != 1 or weight.dtype is not torch.float32 or weight.device.type == "meta":
+        return False
+    generator = torch.Generator().manual_seed(0)
+    probe, bare = copy.copy(module), "weight" not in module._parameters
+    other = torch.rand(weight.shape, generator=generator).to(weight) + 0.5
+    probe.__dict__["_parameters"] = {} if bare else {"weight": other}
+    with torch.no_grad():
+        for size in ((1, 1), (2, 5), (1, 3, 17)):
+            for spread in (1e-3, 1.0, 30.0):  # the first is so small that eps counts
+                x = (spread * torch.randn(*size, *weight.shape, generator=generator)).to(weight)
+                if not torch.equal(probe(x), FusedRMSNorm(module, None if bare else scale(other), eps)(x)):
+                    return False
+    return True

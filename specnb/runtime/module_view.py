@@ -1,0 +1,149 @@
+"""A second module tree over the same weights, with some parts replaced. The model it is made from is never touched."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as module_of_torch
+from transformers import PreTrainedModel
+
+M = TypeVar("M", bound=nn.Module)
+# in the dictionary of a module: what is called instead of its class's forward
+_OWN = ("forward", "_compiled_call_impl")
+_LINEAR, _LINEARS_FILE = torch._C._nn.linear, inspect.getfile(nn.Linear)
+
+
+def check_model(model: Any, function: str) -> None:
+    """Raise ValueError for what is not a model of transformers."""
+    if not isinstance(model, PreTrainedModel):
+        hint = f": give {function}(pair.target)" if hasattr(model, "target") else ""
+        raise ValueError(f"{function}() takes a model of transformers, not a {type(model).__name__}{hint}.")
+
+
+def module_view(model: M, replaced: Mapping[str, nn.Module]) -> M:
+    """`model` with the submodules at these paths replaced; all other modules and all weights are the same objects.
+
+    Only the modules on the way to a replaced one are copied, and those without their children. It holds for the model as it is
+    now: made anew for every generation, it follows whatever was done to the model in between.
+
+    Raises ValueError for a module on the way whose forward was replaced: it would go on with the modules it knows.
+    """
+    copies: dict[str, nn.Module] = {"": _shell(model)}
+    for path, module in replaced.items():
+        names = path.split(".")
+        for depth in range(1, len(names)):
+            here = ".".join(names[:depth])
+            if here not in copies:
+                parent = copies[".".join(names[: depth - 1])]
+                copies[here] = _shell(parent._modules[names[depth - 1]])
+                parent._modules[names[depth - 1]] = copies[here]
+        copies[".".join(names[:-1])]._modules[names[-1]] = module
+    for shell in copies.values():
+        shell.__dict__.update(shell._modules)  # found there, they need not be looked for in Python
+    return copies[""]  # type: ignore[return-value]
+
+
+def forward_replaced(module: nn.Module) -> bool:
+    """Whether somebody other than accelerate put a forward of its own onto the instance."""
+    return "forward" in module.__dict__ and "_hf_hook" not in module.__dict__
+
+
+def unpatched(modules: Iterable[nn.Module]) -> bool:
+    """Whether none has a forward of its own: of accelerate's, which moves weights, compiled, or of somebody else's."""
+    return not any(name in module.__dict__ for module in modules for name in _OWN)
+
+
+def linear_is_torchs() -> bool:
+    """Whether calling an `nn.Linear` does what torch made it do: no hooks for all modules, no other function in its place."""
+    hooked = module_of_torch._global_forward_hooks or module_of_torch._global_forward_pre_hooks
+    code = getattr(nn.Linear.forward, "__code__", None)
+    replaced = code is None or code.co_filename != _LINEARS_FILE or nn.functional.linear is not _LINEAR
+    return not (hooked or replaced)
+
+
+def with_replacements(model: M, stands: Callable[[Mapping[str, nn.Module]], Mapping[str, nn.Module]]) -> M:
+    """`model` with what `stands` finds for its modules; the model itself where that is nothing, or where one is not `unpatched`."""
+    modules = dict(model.named_modules())
+    replaced = stands(modules) if unpatched(modules.values()) else {}
+    return module_view(model, replaced) if replaced else model
+
+
+def _shell(module: Any) -> Any:
+    """A shallow copy with a children table of its own, and without what accelerate hung onto the instance."""
+    if forward_replaced(module):
+        raise ValueError(
+            f"the forward of a {type(module).__name__} was replaced by another function, so its parts cannot run one by one. Use a "
+            "method that runs the model as a whole (draft model, prompt lookup), or subclass instead."
+        )
+    shell = object.__new__(type(module))
+    shell.__dict__.update(module.__dict__, _modules=dict(module._modules))
+    for name in ("_hf_hook", "_old_forward", *_OWN, *shell._modules):
+        shell.__dict__.pop(name, None)
+    return shell
+
+
+def layers_path(model: PreTrainedModel) -> str:
+    """The path of the decoder's list of layers. Raises ValueError where there is no such list."""
+    config = model.config.get_text_config(decoder=True)
+    depth = config.num_hidden_layers
+    try:
+        decoder = model.get_decoder()
+    except AttributeError as error:
+        raise ValueError(f"{type(model).__name__} does not say where its decoder is ({error}).") from error
+    stacks = [(name, module) for name, module in decoder.named_modules() if isinstance(module, nn.ModuleList)]
+    lists = [(name, module) for name, module in stacks if len(module) == depth]
+    if not lists:  # some count two sublayers per layer
+        lists = [(name, module) for name, module in stacks if len(module) == getattr(config, "num_layers", 0)]
+    if not lists:
+        raise ValueError(f"{type(model).__name__} has no plain stack of {depth} decoder layers.")
+    found = min(lists, key=lambda item: item[0].count("."))[1]
+    return str(next(name for name, module in model.named_modules() if module is found))
+
+
+class Replacement(nn.Module):
+    """Stands in for a layer; whatever is asked of it that it does not have, the layer answers."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["layer"] = layer  # not a child: nothing is registered twice
+        self.__dict__["_parameters"] = layer._parameters  # a model asks its parameters for their dtype and device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["layer"], name)
+
+
+class LinearReplacement(nn.Linear):
+    """Stands in for an `nn.Linear` and is one, for attention functions that look for it among a module's children."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self.__dict__.update(layer.__dict__, layer=layer)  # its parameters and sizes, registered there
+
+
+class Skip(Replacement):
+    """Hands its input on."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return hidden_states
+
+
+class Capture(Replacement):
+    """Runs the layer and keeps its output in `value`."""
+
+    value: Any = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.value = self.__dict__["layer"](*args, **kwargs)
+        return self.value
+
+
+class Inject(Replacement):
+    """Gives `value` instead of what the layer would compute."""
+
+    value: Any = None
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self.value
