@@ -1,7 +1,8 @@
-"""CUDA graphs: what a GPU is told for a block of a certain width, recorded once and replayed.
+"""CUDA graphs: the kernels of a pass over a small block, recorded once and replayed.
 
-A small block keeps a GPU busy for less time than Python takes to tell it what to do. A recording needs shapes and addresses that
-stay: blocks are padded to one of `WIDTHS`, starts and tokens are copied into one tensor, the layers read the whole cache.
+A small block keeps a GPU busy for less time than Python takes to launch its kernels. A recording needs fixed shapes and
+addresses: blocks are padded to one of `WIDTHS`, starts and tokens are copied into one tensor, and the layers read the
+whole kv cache.
 """
 
 from __future__ import annotations
@@ -23,35 +24,44 @@ WIDTHS = (1, 2, 4, 8, 16, 32)
 
 
 class Pass(NamedTuple):
-    """What a pass over a block gave: logits `[rows, columns, vocab]` and, where they are kept, states `[rows, columns, size]`."""
+    """The output of a pass: logits `[rows, columns, vocab]` and, where they are kept, states `[rows, columns, size]`."""
 
     logits: Tensor
     states: Tensor | None = None
 
 
 Block = Callable[[Tensor], Pass]
-"""A pass over `[rows, 1 + width]`: each row's first position, then its tokens. Its shapes depend on that shape alone."""
+"""A pass over `[rows, 1 + width]`: each row's first position, then its tokens."""
 Recorder = Callable[[Block, Tensor], Callable[[], Pass]]
-"""Records a pass over a tensor; what it returns does the same again with whatever the tensor then holds."""
+"""Records a pass over a tensor; what it returns repeats the pass with what the tensor then holds."""
 
 _RECORDERS: WeakKeyDictionary[PreTrainedModel, Recorder] = WeakKeyDictionary()
 
 
 def cuda_graphs(model: M, on: bool = True) -> M:
-    """Have `specnb.generate` run `model`'s small blocks as CUDA graphs (`on=False`: no longer). The model is not changed.
+    """Have `specnb.generate` run small blocks of `model` as CUDA graphs. The model is not changed.
 
-    Each generation records anew: the second block of a width is recorded, the third compared with an ordinary pass, later ones
-    are replayed. What cannot be recorded (a model that waits for the device in between, such as one that routes tokens to experts) runs
-    as ever, and so does early exit. Not yet tried on a device: the recordings were tested with a stand-in on a CPU.
+    Each generation records anew: the second block of a width is recorded, the third is compared with an ordinary pass,
+    later ones are replayed. A model that cannot be recorded (it waits for the device within a pass, as one that routes
+    tokens to experts) runs without graphs, and so does early exit. Not yet tried on a device: the recordings were
+    tested with a stand-in on a CPU.
 
-    Raises ValueError for a model that is not on one CUDA device.
+    Args:
+        model: a model of transformers on a CUDA device.
+        on: False ends it.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: the model is not on one CUDA device.
     """
     check_model(model, "specnb.cuda_graphs")
     devices = {str(parameter.device) for parameter in model.parameters()}
     if on and (len(devices) != 1 or not next(iter(devices)).startswith("cuda")):
         raise ValueError(
-            f"CUDA graphs need all of {type(model).__name__} on one CUDA device, but it is on {', '.join(sorted(devices))}: "
-            "load it with device_map='cuda'."
+            f"CUDA graphs need all of {type(model).__name__} on one CUDA device, but it is on "
+            f"{', '.join(sorted(devices))}: load it with device_map='cuda'."
         )
     if on:
         _RECORDERS[model] = record
@@ -61,7 +71,7 @@ def cuda_graphs(model: M, on: bool = True) -> M:
 
 
 def recorder(model: PreTrainedModel) -> Recorder | None:
-    """What records this model's blocks; None where that was not asked for."""
+    """What records blocks of this model; None where `cuda_graphs` was not called for it."""
     return _RECORDERS.get(model)
 
 
@@ -71,7 +81,7 @@ def record(step: Block, block: Tensor) -> Callable[[], Pass]:
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            step(block)  # libraries choose their kernels and take their memory before anything is recorded
+            step(block)  # a first pass, in which libraries choose kernels and allocate memory
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -92,7 +102,7 @@ class KeepsTensors(Protocol):
 
 
 class _Shape:
-    """Blocks of one shape: met, then recorded, then compared, from then on replayed. Or refused."""
+    """Blocks of one shape: seen, then recorded, then compared, from then on replayed; or not recordable."""
 
     def __init__(self) -> None:
         self.met = self.compared = self.refused = False
@@ -107,7 +117,7 @@ class _Shape:
             self.refused = True
 
     def replay(self, block: Tensor) -> Pass | None:
-        """The recorded pass over `block`, in tensors of the caller's own; None where none was recorded yet."""
+        """The recorded pass over `block`, in new tensors; None where none was recorded yet."""
         if self._input is None or self._replay is None:
             return None
         self._input.copy_(block)
@@ -126,7 +136,7 @@ class Graphs:
     def run(
         self, fed: Sequence[Sequence[int]], starts: Sequence[int], ordinary: Callable[[], Pass], step: Block
     ) -> Pass:
-        """The pass over `fed[r]` at positions from `starts[r]` on: the recording of that shape (of `step`), or `ordinary()`."""
+        """The pass over `fed[r]` at positions from `starts[r]` on: the recording of `step`, or `ordinary()`."""
         width = max(map(len, fed))
         padded = next((w for w in WIDTHS if w >= width), None)
         if padded is None or not self._cache.holds(max(starts) + padded):
@@ -146,7 +156,7 @@ class Graphs:
         recorded = _cut(recorded, width)
         if shape.compared:
             return recorded
-        out = ordinary()  # after the other: what it writes stands, should the recording be wrong
+        out = ordinary()  # second, so that its keys and values stay if the recording is wrong
         shape.compared, shape.refused = True, not _agree(out, recorded)
         return out
 

@@ -1,7 +1,7 @@
-"""Attention whose key/value heads serve several query heads, read where they are.
+"""Grouped-query attention that reads keys and values in place.
 
-transformers copies keys and values once per query head whenever a mask is given, as it is for every block that is verified: the
-whole store, in every layer, in every step. torch's CPU kernel reads them in place and gives the same bits.
+Where a mask is given, as for every block that is verified, transformers copies keys and values once per query head: the
+whole kv cache, in every layer, in every step. torch's CPU kernel reads them in place and gives the same bits.
 """
 
 from __future__ import annotations
@@ -20,9 +20,28 @@ from specnb.runtime.module_view import module_view
 NAME = "specnb_grouped_query_sdpa"
 
 
-def grouped_query_sdpa(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
-                 scaling: float | None = None, **more: Any) -> tuple[Tensor, None]:  # fmt: skip
-    """`query` `[rows, heads, q, dim]`, `key` and `value` `[rows, groups, slots, dim]` -> `[rows, q, heads, dim]`, as transformers' sdpa."""
+def grouped_query_sdpa(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """transformers' sdpa attention, without copies of keys and values.
+
+    Args:
+        module: the attention module.
+        query: `[rows, heads, q, dim]`.
+        key, value: `[rows, groups, slots, dim]`.
+        attention_mask: `[rows, 1, q, slots]`.
+        dropout, scaling, more: as transformers gives them.
+
+    Returns:
+        The output `[rows, q, heads, dim]`, and None for attention weights.
+    """
     if attention_mask is None or dropout or not query.is_cpu or any(more.get(name) is not None for name in _UNUSUAL):
         result: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
@@ -39,7 +58,7 @@ AttentionInterface.register(NAME, grouped_query_sdpa)
 
 
 def replacements(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """What stands in for the attentions among a model's modules, by path: those that use transformers' own sdpa on a CPU."""
+    """Replacements for the attentions among `modules`, by path: those that use transformers' own sdpa on a CPU."""
     if ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward:
         return {}
     configs: dict[int, Any] = {}

@@ -1,6 +1,7 @@
-"""The same kernels with less Python around them: on small models, the calls of modules take longer than the arithmetic.
+"""The same kernels with less Python around them: in small models, calling a module takes longer than its arithmetic.
 
-Linear layers are called without nn.Module's own preparations, RMS norms in float32 as the one torch function that gives their bits.
+Linear layers are called without the preparations of nn.Module, and RMS norms in float32 run as torch's own function,
+which gives the same bits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from specnb.runtime.module_view import LinearReplacement, Replacement, linear_is
 _Scale = Callable[[Tensor], Tensor]
 
 _SCALES: tuple[_Scale, ...] = (lambda weight: weight, lambda weight: 1.0 + weight)  # Gemma 2 and 3 store weight - 1
-_WIDTH = 48  # of a norm that has no weight and so takes any
+_WIDTH = 48  # tried for a norm without weights, which takes any width
 _KNOWN: dict[tuple[Any, ...], _Scale | None] = {}  # by class, its forward, width, eps, dtype and device
 
 
@@ -36,7 +37,10 @@ class LowOverheadLinear(LinearReplacement):
 
 
 class FusedRMSNorm(Replacement):
-    """An RMS norm that multiplies by `scale` `[width]`, or by nothing; in half precision the layer itself, which rounds on the way."""
+    """An RMS norm that multiplies by `scale` `[width]`, or by nothing.
+
+    In half precision it calls the layer itself, which rounds in between.
+    """
 
     def __init__(self, layer: nn.Module, scale: Tensor | None, eps: float | None) -> None:
         super().__init__(layer)
@@ -53,13 +57,13 @@ class FusedRMSNorm(Replacement):
 
 
 def replacements(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """What stands in for such layers among a model's modules, by path."""
+    """The low-overhead modules for a model's `modules`, by path."""
     if not linear_is_torchs():
         return {}
-    return {name: stand for name, module in modules.items() if name and (stand := _stand(module)) is not None}
+    return {name: found for name, module in modules.items() if name and (found := _replacement(module)) is not None}
 
 
-def _stand(module: nn.Module) -> nn.Module | None:
+def _replacement(module: nn.Module) -> nn.Module | None:
     if module._forward_hooks or module._forward_pre_hooks:
         return None
     if type(module) is nn.Linear:
@@ -68,7 +72,7 @@ def _stand(module: nn.Module) -> nn.Module | None:
 
 
 def _norm(module: nn.Module) -> FusedRMSNorm | None:
-    """A norm with the same bits, or None where no way of scaling gives them."""
+    """A norm that gives the same bits; None where no known way of scaling does."""
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if weight is None:
@@ -78,7 +82,7 @@ def _norm(module: nn.Module) -> FusedRMSNorm | None:
 
 
 def _scale(module: nn.Module, weight: Tensor, eps: float | None) -> _Scale | None:
-    """How a norm of this class scales, found by trying it with another weight; None: not in any way known here."""
+    """How a norm of this class scales, found by trying it with another weight; None if in no known way."""
     key = type(module), type(module).forward, tuple(weight.shape), eps, weight.dtype, weight.device.type
     if key not in _KNOWN:
         _KNOWN[key] = next((scale for scale in _SCALES if _same(module, weight, eps, scale)), None)
@@ -88,7 +92,7 @@ def _scale(module: nn.Module, weight: Tensor, eps: float | None) -> _Scale | Non
 def _same(module: nn.Module, weight: Tensor, eps: float | None, scale: _Scale) -> bool:
     try:
         return _gives_the_same(module, weight, eps, scale)
-    except Exception:  # of any kind, for the module is somebody's: it is not known, and stays as it is
+    except Exception:  # of any kind: the module is not known, so it is not replaced
         return False
 
 

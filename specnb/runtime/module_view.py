@@ -1,4 +1,7 @@
-"""A second module tree over the same weights, with some parts replaced. The model it is made from is never touched."""
+"""A view of a model: a second module tree over the same weights, with some modules replaced.
+
+The model that it is made from is never changed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torch.nn.modules import module as module_of_torch
 from transformers import PreTrainedModel
 
 M = TypeVar("M", bound=nn.Module)
-# in the dictionary of a module: what is called instead of its class's forward
+# in the dictionary of a module: what is called instead of the forward of its class
 _OWN = ("forward", "_compiled_call_impl")
 _LINEAR, _LINEARS_FILE = torch._C._nn.linear, inspect.getfile(nn.Linear)
 
@@ -25,12 +28,14 @@ def check_model(model: Any, function: str) -> None:
 
 
 def module_view(model: M, replaced: Mapping[str, nn.Module]) -> M:
-    """`model` with the submodules at these paths replaced; all other modules and all weights are the same objects.
+    """`model` with the submodules at the paths in `replaced` exchanged; all else and all weights are the same objects.
 
-    Only the modules on the way to a replaced one are copied, and those without their children. It holds for the model as it is
-    now: made anew for every generation, it follows whatever was done to the model in between.
+    Only the modules on the way to a replaced one are copied, without their children. The view shows the model as it is
+    at this moment. It is made anew for every generation, so that it follows what was done to the model in between.
 
-    Raises ValueError for a module on the way whose forward was replaced: it would go on with the modules it knows.
+    Raises:
+        ValueError: the forward of a module on the way was replaced on the instance. That function would go on using
+            the modules that it knows.
     """
     copies: dict[str, nn.Module] = {"": _shell(model)}
     for path, module in replaced.items():
@@ -43,41 +48,44 @@ def module_view(model: M, replaced: Mapping[str, nn.Module]) -> M:
                 parent._modules[names[depth - 1]] = copies[here]
         copies[".".join(names[:-1])]._modules[names[-1]] = module
     for shell in copies.values():
-        shell.__dict__.update(shell._modules)  # found there, they need not be looked for in Python
+        shell.__dict__.update(shell._modules)  # found there faster than by nn.Module.__getattr__
     return copies[""]  # type: ignore[return-value]
 
 
 def forward_replaced(module: nn.Module) -> bool:
-    """Whether somebody other than accelerate put a forward of its own onto the instance."""
+    """Whether a forward was set on the instance by something other than accelerate."""
     return "forward" in module.__dict__ and "_hf_hook" not in module.__dict__
 
 
 def unpatched(modules: Iterable[nn.Module]) -> bool:
-    """Whether none has a forward of its own: of accelerate's, which moves weights, compiled, or of somebody else's."""
+    """Whether no module has a forward of its own: accelerate's, which moves weights, a compiled one, or any other."""
     return not any(name in module.__dict__ for module in modules for name in _OWN)
 
 
 def linear_is_torchs() -> bool:
-    """Whether calling an `nn.Linear` does what torch made it do: no hooks for all modules, no other function in its place."""
+    """Whether `nn.Linear` does what torch made it do: no hooks for all modules, no other function in its place."""
     hooked = module_of_torch._global_forward_hooks or module_of_torch._global_forward_pre_hooks
     code = getattr(nn.Linear.forward, "__code__", None)
     replaced = code is None or code.co_filename != _LINEARS_FILE or nn.functional.linear is not _LINEAR
     return not (hooked or replaced)
 
 
-def with_replacements(model: M, stands: Callable[[Mapping[str, nn.Module]], Mapping[str, nn.Module]]) -> M:
-    """`model` with what `stands` finds for its modules; the model itself where that is nothing, or where one is not `unpatched`."""
+def with_replacements(model: M, find: Callable[[Mapping[str, nn.Module]], Mapping[str, nn.Module]]) -> M:
+    """A view of `model` with the replacements that `find` has for its modules, by path.
+
+    It is the model itself where there are none, or where a module is not `unpatched`.
+    """
     modules = dict(model.named_modules())
-    replaced = stands(modules) if unpatched(modules.values()) else {}
+    replaced = find(modules) if unpatched(modules.values()) else {}
     return module_view(model, replaced) if replaced else model
 
 
 def _shell(module: Any) -> Any:
-    """A shallow copy with a children table of its own, and without what accelerate hung onto the instance."""
+    """A shallow copy with a table of children of its own, and without what accelerate set on the instance."""
     if forward_replaced(module):
         raise ValueError(
-            f"the forward of a {type(module).__name__} was replaced by another function, so its parts cannot run one by one. Use a "
-            "method that runs the model as a whole (draft model, prompt lookup), or subclass instead."
+            f"the forward of a {type(module).__name__} was replaced by another function, so its parts cannot run one "
+            "by one. Use a method that runs the model as a whole (draft model, prompt lookup), or subclass instead."
         )
     shell = object.__new__(type(module))
     shell.__dict__.update(module.__dict__, _modules=dict(module._modules))
@@ -105,26 +113,26 @@ def layers_path(model: PreTrainedModel) -> str:
 
 
 class Replacement(nn.Module):
-    """Stands in for a layer; whatever is asked of it that it does not have, the layer answers."""
+    """Takes the place of a layer in a view; attributes that it does not have are the layer's."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.__dict__["layer"] = layer  # not a child: nothing is registered twice
-        self.__dict__["_parameters"] = layer._parameters  # a model asks its parameters for their dtype and device
+        self.__dict__["_parameters"] = layer._parameters  # models read dtype and device from their parameters
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["layer"], name)
 
 
 class LinearReplacement(nn.Linear):
-    """Stands in for an `nn.Linear` and is one, for attention functions that look for it among a module's children."""
+    """Takes the place of an `nn.Linear` and is one, for code that checks the type of a module's children."""
 
     def __init__(self, layer: nn.Linear) -> None:
-        self.__dict__.update(layer.__dict__, layer=layer)  # its parameters and sizes, registered there
+        self.__dict__.update(layer.__dict__, layer=layer)  # its parameters and sizes
 
 
 class Skip(Replacement):
-    """Hands its input on."""
+    """Returns its input: a layer that is left out."""
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return hidden_states
@@ -141,7 +149,7 @@ class Capture(Replacement):
 
 
 class Inject(Replacement):
-    """Gives `value` instead of what the layer would compute."""
+    """Returns `value` instead of what the layer would compute."""
 
     value: Any = None
 

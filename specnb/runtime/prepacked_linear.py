@@ -1,61 +1,57 @@
-"""Weights laid out for the processor's kernels: a verification of a few tokens then costs little more than one token.
+"""Weights laid out for the processor's kernels: verifying a few tokens then costs little more than decoding one.
 
-The maths library multiplies a weight by 2 to 16 rows as if each cost a pass over it; with the layout that oneDNN packs
-once, the weight is read once. The user's model keeps its weights as they are: `view` gives a second module tree with the packed
-ones in it.
+The maths library multiplies a weight by 2 to 16 rows as if each row cost a pass over the weight. With the layout that
+oneDNN packs once, the weight is read once for all rows. The user's model keeps its weights as they are: `view` gives a
+second module tree with the packed ones in it.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+import psutil
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specnb.runtime.module_view import LinearReplacement, check_model, forward_replaced, module_view
 
-_Stamp = tuple[tuple[str, int, int, int], ...]
 M = TypeVar("M", bound=PreTrainedModel)
 
-ROWS = (1, 2, 4, 8, 16, 64)  # numbers of rows at which packed and plain are compared
-_BLOCK = 16  # a layer for which packed pays only beyond that, for prompts, stays as it is
-_COPIES = 160
+ROWS = (1, 2, 4, 8, 16, 64)
+"""Numbers of rows at which prepacked and plain layers are compared."""
+_MOST_ROWS = 16  # a layer for which the packed layout pays only beyond that, for prompts, stays as it is
+_MAX_COPIES = 160
+_PROBED = 64  # numbers of a weight that are compared with those that were packed
+_MEASURED_BYTES = 64 * 2**20  # more than a processor's cache: in a model of that size each weight comes from memory
 _LOCK = threading.Lock()
-_PACKED: WeakKeyDictionary[PreTrainedModel, tuple[_Stamp, dict[str, PrepackedLinear]]] = WeakKeyDictionary()
-_SHARED: WeakValueDictionary[tuple[int, ...], PrepackedWeight] = WeakValueDictionary()
-_FROM: dict[tuple[int, ...], int | None] = {}  # by shape, copies measured and threads: rows from which packed is faster
-_CACHE = 64 * 2**20  # bytes, more than a processor's cache: in a model of that size each weight comes from memory
 
 
 class PrepackedWeight:
-    """The packed copy of a weight. Layers of several models that share the weight share this too."""
+    """The packed copy of a weight `[out, in]`. Layers of several models that share the weight share this too."""
 
     def __init__(self, weight: Tensor) -> None:
         self.data: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        self._sample = _sample(weight).clone()
+        self.probe = _probe(weight)
+        self.probed = self.probe.clone()
 
     @classmethod
     def of(cls, weight: Tensor) -> PrepackedWeight:
+        """The packed copy of `weight`, an existing one where there is one."""
         key = (weight.data_ptr(), weight._version, *weight.shape)
         packed = _SHARED.get(key)
-        if packed is None or not packed.still(weight):
+        if packed is None or not torch.equal(packed.probe, packed.probed):
             packed = _SHARED[key] = cls(weight)
         return packed
 
-    def still(self, weight: Tensor) -> bool:
-        """Whether the weight has the numbers that were packed, as far as a number of each row tells."""
-        return torch.equal(self._sample, _sample(weight))
-
 
 class PrepackedLinear(LinearReplacement):
-    """A linear layer that multiplies with its packed weight where that is faster, from `rows` rows on."""
+    """A linear layer that multiplies with its packed weight where that is faster: from `rows` rows on."""
 
     packed: PrepackedWeight
     rows: int
@@ -71,30 +67,54 @@ class PrepackedLinear(LinearReplacement):
         return multiply(x, self.packed.data, layer.bias)
 
 
-def _sample(weight: Tensor) -> Tensor:
-    """A number of every row, spread over the columns. What is written through `.data` changes no version."""
-    columns = weight.shape[1]
-    step = max(1, round(0.93 * columns))  # less than a row, so that none is left out
-    while math.gcd(step, columns) > 1:
-        step -= 1
-    return weight.detach().reshape(-1)[::step]
+class _Packed(NamedTuple):
+    """What was packed of a model, and what to compare to see whether its weights are still those."""
+
+    stamp: tuple[tuple[str, int, int, int], ...]
+    layers: dict[str, PrepackedLinear]
+    probes: list[Tensor]
+    probed: Tensor | None
+
+    def is_of(self, stamp: tuple[tuple[str, int, int, int], ...]) -> bool:
+        same = self.probed is None or torch.equal(torch.cat(self.probes), self.probed)
+        return same and self.stamp == stamp
+
+
+_PACKED: WeakKeyDictionary[PreTrainedModel, _Packed] = WeakKeyDictionary()
+_SHARED: WeakValueDictionary[tuple[int, ...], PrepackedWeight] = WeakValueDictionary()
+_PAYS_FROM: dict[tuple[int, ...], int | None] = {}  # by shape, copies measured and threads
+
+
+def _probe(weight: Tensor) -> Tensor:
+    """A view of a few numbers of a weight. A write through `.data`, as of a LoRA merge, changes no version."""
+    numbers = weight.detach().reshape(-1)
+    step = max(1, len(numbers) // _PROBED) | 1  # odd, so that not all of them are in one column
+    return numbers[::step][:_PROBED]
 
 
 def multiply(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """x W' + b with a packed weight."""
+    """x W^T + b `[..., out]` for x `[..., in]` and a packed weight."""
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return out
 
 
 def pack(model: M) -> M:
-    """Pack the weights of `model`'s linear layers, once; `specnb.generate` then uses them. The model itself is not changed.
+    """Pack the weights of `model`'s linear layers, once; `specnb.generate` then uses them. The model itself is not
+    changed.
 
-    Packing costs as much memory again as those weights (`packed_bytes` tells before). It is tried only where it can
-    help: float32 on a CPU with oneDNN; elsewhere nothing happens. Weights that change later are packed again; only a write past
-    torch's own book-keeping (through `.data` or numpy) to a small part of it can go unseen: `unpack` after such a one.
+    Packing takes as much memory again as those weights. It is tried only where it can help: float32 on a CPU with
+    oneDNN; elsewhere nothing happens. Weights that change later are packed again. Only a write through `.data` or numpy
+    to a small
+    part of a weight can go unnoticed, since torch does not count such writes: call `specnb.unpack` after one.
+
+    Args:
+        model: a model of transformers; of a pair, `pair.target`.
 
     Returns:
         A module tree with the packed weights, or the model itself where nothing was packed.
+
+    Raises:
+        ValueError: `model` is not a model of transformers.
     """
     check_model(model, "specnb.pack")
     replaced = _packed(model, dict(model.named_modules()))
@@ -106,23 +126,27 @@ def _packed(model: PreTrainedModel, modules: Mapping[str, nn.Module]) -> dict[st
         layers = _linear_layers(modules)
         stamp = _stamp(layers)
         known = _PACKED.get(model)
-        if (
-            known is None
-            or known[0] != stamp
-            or not all(one.packed.still(layers[name].weight) for name, one in known[1].items())
-        ):
+        if known is None or not known.is_of(stamp):
+            del known  # with the packed weights that nobody else uses
             _PACKED.pop(model, None)
             if not layers:
                 return {}
-            size = min(_CACHE, sum(layer.weight.nbytes for layer in layers.values()))
+            size = min(_MEASURED_BYTES, sum(layer.weight.nbytes for layer in layers.values()))
             starts = {name: _pays_from(layer, size) for name, layer in layers.items()}
             packed = {name: PrepackedLinear(layers[name], rows) for name, rows in starts.items() if rows is not None}
-            known = _PACKED[model] = stamp, packed
-        return {} if any(map(forward_replaced, modules.values())) else known[1]
+            weights = {id(one.packed): one.packed for one in packed.values()}.values()
+            probes = [weight.probe for weight in weights]
+            probed = torch.cat([weight.probed for weight in weights]) if probes else None
+            known = _PACKED[model] = _Packed(stamp, packed, probes, probed)
+        return {} if any(map(forward_replaced, modules.values())) else known.layers
 
 
 def unpack(model: PreTrainedModel) -> None:
-    """Let the packed weights of `model` go."""
+    """Drop the packed weights of `model`; they are packed again only by `specnb.pack`.
+
+    Raises:
+        ValueError: `model` is not a model of transformers.
+    """
     check_model(model, "specnb.unpack")
     with _LOCK:
         _PACKED.pop(model, None)
@@ -134,7 +158,7 @@ def view(model: M) -> M:
 
 
 def replacements(model: PreTrainedModel, modules: Mapping[str, nn.Module]) -> dict[str, PrepackedLinear]:
-    """What stands in for layers among the model's `modules` in that tree, by path; nothing if `pack` made none."""
+    """The packed layers for the model's `modules`, by path; none if `pack` made none."""
     return _packed(model, modules) if model in _PACKED else {}
 
 
@@ -146,12 +170,7 @@ def packed_bytes(model: PreTrainedModel) -> int:
 
 def fits(model: PreTrainedModel) -> bool:
     """Whether packing takes no more than a quarter of the memory that is free."""
-    try:
-        with open("/proc/meminfo") as file:
-            free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return False  # a system that does not say
-    return 0 < packed_bytes(model) <= free / 4
+    return 0 < packed_bytes(model) <= psutil.virtual_memory().available / 4
 
 
 def _linear_layers(modules: Mapping[str, nn.Module]) -> dict[str, nn.Linear]:
@@ -167,7 +186,7 @@ def _linear_layers(modules: Mapping[str, nn.Module]) -> dict[str, nn.Linear]:
     }
 
 
-def _stamp(layers: dict[str, nn.Linear]) -> _Stamp:
+def _stamp(layers: dict[str, nn.Linear]) -> tuple[tuple[str, int, int, int], ...]:
     """Changes when a layer or a weight is replaced, or a weight written to."""
     return tuple((name, id(layer), layer.weight.data_ptr(), layer.weight._version) for name, layer in layers.items())
 
@@ -175,11 +194,12 @@ def _stamp(layers: dict[str, nn.Linear]) -> _Stamp:
 def _pays_from(layer: nn.Linear, size: int) -> int | None:
     """From how many rows on the packed layout is faster for a weight of this shape, by measuring; None: never.
 
-    Measured on as many copies as take `size` bytes, in turns, so that each is read from where the model's own would be.
+    Measured on as many copies as take `size` bytes, in turns, so that each is read from memory as the model's own would
+    be.
     """
-    copies = min(_COPIES, max(1, size // layer.weight.nbytes))
+    copies = min(_MAX_COPIES, max(1, size // layer.weight.nbytes))
     key = (*layer.weight.shape, copies, torch.get_num_threads())
-    if key not in _FROM:
+    if key not in _PAYS_FROM:
         with torch.no_grad():
             weights = [layer.weight, *[layer.weight.clone() for _ in range(copies - 1)]]
             packed = [PrepackedWeight(weight).data for weight in weights]
@@ -190,8 +210,8 @@ def _pays_from(layer: nn.Linear, size: int) -> int | None:
                 faster.append(_seconds([partial(multiply, x, weight, layer.bias) for weight in packed]) < 0.95 * plain)
         last_slower = max((i for i, better in enumerate(faster) if not better), default=-1)
         start = ROWS[last_slower + 1] if last_slower + 1 < len(ROWS) else None
-        _FROM[key] = None if start is None or start > _BLOCK else start
-    return _FROM[key]
+        _PAYS_FROM[key] = None if start is None or start > _MOST_ROWS else start
+    return _PAYS_FROM[key]
 
 
 def _seconds(runs: Sequence[Callable[[], Any]], times: int = 3) -> float:
