@@ -13,6 +13,7 @@ import tiny
 import torch
 
 import specnb
+from specnb import compat
 from specnb.runtime import prepacked_linear
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
@@ -85,7 +86,7 @@ def test_a_write_past_the_version_is_seen(path: str, write: Callable[[torch.Tens
     new = prepacked_linear.view(model).get_submodule(path).packed
     assert new is not old
     x = torch.randn(3, weight.shape[1])
-    assert torch.allclose(prepacked_linear.multiply(x, new.data, None), x @ weight.detach().T, atol=1e-4)
+    assert torch.allclose(compat.prepacked_linear(x, new.data, None), x @ weight.detach().T, atol=1e-4)
 
 
 def test_a_truncated_draft_shares_the_packed_weights() -> None:
@@ -126,7 +127,7 @@ def test_two_threads_pack_once() -> None:
 
 
 def test_measuring_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepacked_linear, "_FROM", {})
+    monkeypatch.setattr(prepacked_linear, "_PAYS_FROM", {})
     before = torch.get_rng_state()
     MEASURE(tiny.llama().lm_head, 10**5)
-    assert prepacked_linear._FROM and torch.equal(torch.get_rng_state(), before)
+    assert prepacked_linear._PAYS_FROM and torch.equal(torch.get_rng_state(), before)

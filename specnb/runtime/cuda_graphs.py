@@ -24,7 +24,7 @@ WIDTHS = (1, 2, 4, 8, 16, 32)
 
 
 class Pass(NamedTuple):
-    """The output of a pass: logits `[rows, columns, vocab]` and, where they are kept, states `[rows, columns, size]`."""
+    """The output of a pass: logits `[rows, columns, vocab]`, and states `[rows, columns, size]` where they are kept."""
 
     logits: Tensor
     states: Tensor | None = None

@@ -6,15 +6,12 @@ whole kv cache, in every layer, in every step. torch's CPU kernel reads them in 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from specnb import compat
 from specnb.runtime.module_view import module_view
 
 NAME = "specnb_grouped_query_sdpa"
@@ -43,7 +40,7 @@ def grouped_query_sdpa(
         The output `[rows, q, heads, dim]`, and None for attention weights.
     """
     if attention_mask is None or dropout or not query.is_cpu or any(more.get(name) is not None for name in _UNUSUAL):
-        result: tuple[Tensor, None] = sdpa_attention_forward(
+        result: tuple[Tensor, None] = compat.sdpa_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
         )
         return result
@@ -54,12 +51,12 @@ def grouped_query_sdpa(
 
 
 _UNUSUAL = ("position_bias", "softcap")
-AttentionInterface.register(NAME, grouped_query_sdpa)
+_REGISTERED = compat.register_attention(NAME, grouped_query_sdpa)
 
 
 def replacements(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Replacements for the attentions among `modules`, by path: those that use transformers' own sdpa on a CPU."""
-    if ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward:
+    if not (_REGISTERED and compat.sdpa_is_transformers()):
         return {}
     configs: dict[int, Any] = {}
     replaced: dict[str, nn.Module] = {}
@@ -67,8 +64,7 @@ def replacements(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
         if not _shares_heads(module):
             continue
         if id(module.config) not in configs:
-            configs[id(module.config)] = copy.copy(module.config)
-            configs[id(module.config)].__dict__["_attn_implementation_internal"] = NAME
+            configs[id(module.config)] = compat.with_attention(module.config, NAME)
         replaced[name] = module_view(module, {})
         replaced[name].__dict__["config"] = configs[id(module.config)]
     return replaced
@@ -77,6 +73,6 @@ def replacements(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 def _shares_heads(module: nn.Module) -> bool:
     config = module.__dict__.get("config")
     groups = module.__dict__.get("num_key_value_groups", 1)
-    if groups <= 1 or getattr(config, "_attn_implementation", None) != "sdpa":
+    if groups <= 1 or config is None or compat.attention_implementation(config) != "sdpa":
         return False
     return all(parameter.device.type == "cpu" for parameter in module.parameters())

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specnb.runtime.module_view import LinearReplacement, Replacement, linear_is_torchs
+from specnb import compat
+from specnb.runtime.module_view import LinearReplacement, Replacement
 
 _Scale = Callable[[Tensor], Tensor]
 
@@ -58,13 +59,13 @@ class FusedRMSNorm(Replacement):
 
 def replacements(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """The low-overhead modules for a model's `modules`, by path."""
-    if not linear_is_torchs():
+    if not compat.linear_is_torchs():
         return {}
     return {name: found for name, module in modules.items() if name and (found := _replacement(module)) is not None}
 
 
 def _replacement(module: nn.Module) -> nn.Module | None:
-    if module._forward_hooks or module._forward_pre_hooks:
+    if compat.has_hooks(module):
         return None
     if type(module) is nn.Linear:
         return LowOverheadLinear(module)

@@ -5,19 +5,15 @@ The model that it is made from is never changed.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as module_of_torch
 from transformers import PreTrainedModel
 
+from specnb import compat
+
 M = TypeVar("M", bound=nn.Module)
-# in the dictionary of a module: what is called instead of the forward of its class
-_OWN = ("forward", "_compiled_call_impl")
-_LINEAR, _LINEARS_FILE = torch._C._nn.linear, inspect.getfile(nn.Linear)
 
 
 def check_model(model: Any, function: str) -> None:
@@ -54,20 +50,12 @@ def module_view(model: M, replaced: Mapping[str, nn.Module]) -> M:
 
 def forward_replaced(module: nn.Module) -> bool:
     """Whether a forward was set on the instance by something other than accelerate."""
-    return "forward" in module.__dict__ and "_hf_hook" not in module.__dict__
+    return "forward" in vars(module) and compat.HOOK[0] not in vars(module)
 
 
 def unpatched(modules: Iterable[nn.Module]) -> bool:
     """Whether no module has a forward of its own: accelerate's, which moves weights, a compiled one, or any other."""
-    return not any(name in module.__dict__ for module in modules for name in _OWN)
-
-
-def linear_is_torchs() -> bool:
-    """Whether `nn.Linear` does what torch made it do: no hooks for all modules, no other function in its place."""
-    hooked = module_of_torch._global_forward_hooks or module_of_torch._global_forward_pre_hooks
-    code = getattr(nn.Linear.forward, "__code__", None)
-    replaced = code is None or code.co_filename != _LINEARS_FILE or nn.functional.linear is not _LINEAR
-    return not (hooked or replaced)
+    return not any("forward" in vars(module) or compat.is_compiled(module) for module in modules)
 
 
 def with_replacements(model: M, find: Callable[[Mapping[str, nn.Module]], Mapping[str, nn.Module]]) -> M:
@@ -89,7 +77,7 @@ def _shell(module: Any) -> Any:
         )
     shell = object.__new__(type(module))
     shell.__dict__.update(module.__dict__, _modules=dict(module._modules))
-    for name in ("_hf_hook", "_old_forward", *_OWN, *shell._modules):
+    for name in (*compat.HOOK, "forward", compat.COMPILED, *shell._modules):
         shell.__dict__.pop(name, None)
     return shell
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specnb import compat
 from specnb.runtime.module_view import LinearReplacement, check_model, forward_replaced, module_view
 
 M = TypeVar("M", bound=PreTrainedModel)
@@ -36,14 +37,14 @@ class PrepackedWeight:
     """The packed copy of a weight `[out, in]`. Layers of several models that share the weight share this too."""
 
     def __init__(self, weight: Tensor) -> None:
-        self.data: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        self.data: Tensor = compat.prepack(weight.detach())
         self.probe = _probe(weight)
         self.probed = self.probe.clone()
 
     @classmethod
     def of(cls, weight: Tensor) -> PrepackedWeight:
         """The packed copy of `weight`, an existing one where there is one."""
-        key = (weight.data_ptr(), weight._version, *weight.shape)
+        key = (weight.data_ptr(), compat.version_of(weight), *weight.shape)
         packed = _SHARED.get(key)
         if packed is None or not torch.equal(packed.probe, packed.probed):
             packed = _SHARED[key] = cls(weight)
@@ -64,7 +65,7 @@ class PrepackedLinear(LinearReplacement):
         layer = self.__dict__["layer"]
         if x.shape[:-1].numel() < self.rows:
             return nn.functional.linear(x, layer.weight, layer.bias)
-        return multiply(x, self.packed.data, layer.bias)
+        return compat.prepacked_linear(x, self.packed.data, layer.bias)
 
 
 class _Packed(NamedTuple):
@@ -90,12 +91,6 @@ def _probe(weight: Tensor) -> Tensor:
     numbers = weight.detach().reshape(-1)
     step = max(1, len(numbers) // _PROBED) | 1  # odd, so that not all of them are in one column
     return numbers[::step][:_PROBED]
-
-
-def multiply(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """x W^T + b `[..., out]` for x `[..., in]` and a packed weight."""
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-    return out
 
 
 def pack(model: M) -> M:
@@ -174,7 +169,7 @@ def fits(model: PreTrainedModel) -> bool:
 
 
 def _linear_layers(modules: Mapping[str, nn.Module]) -> dict[str, nn.Linear]:
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not compat.can_prepack():
         return {}
     return {
         name: module
@@ -182,13 +177,15 @@ def _linear_layers(modules: Mapping[str, nn.Module]) -> dict[str, nn.Linear]:
         if type(module) is nn.Linear
         and module.weight.dtype == torch.float32
         and module.weight.device.type == "cpu"
-        and not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+        and not (compat.has_hooks(module) or "forward" in vars(module))
     }
 
 
 def _stamp(layers: dict[str, nn.Linear]) -> tuple[tuple[str, int, int, int], ...]:
     """Changes when a layer or a weight is replaced, or a weight written to."""
-    return tuple((name, id(layer), layer.weight.data_ptr(), layer.weight._version) for name, layer in layers.items())
+    return tuple(
+        (name, id(layer), layer.weight.data_ptr(), compat.version_of(layer.weight)) for name, layer in layers.items()
+    )
 
 
 def _pays_from(layer: nn.Linear, size: int) -> int | None:
@@ -207,7 +204,10 @@ def _pays_from(layer: nn.Linear, size: int) -> int | None:
             for rows in ROWS:
                 x = torch.ones(rows, layer.in_features)
                 plain = _seconds([partial(nn.functional.linear, x, weight, layer.bias) for weight in weights])
-                faster.append(_seconds([partial(multiply, x, weight, layer.bias) for weight in packed]) < 0.95 * plain)
+                faster.append(
+                    _seconds([partial(compat.prepacked_linear, x, weight, layer.bias) for weight in packed])
+                    < 0.95 * plain
+                )
         last_slower = max((i for i, better in enumerate(faster) if not better), default=-1)
         start = ROWS[last_slower + 1] if last_slower + 1 < len(ROWS) else None
         _PAYS_FROM[key] = None if start is None or start > _MOST_ROWS else start

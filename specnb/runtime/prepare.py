@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from specnb import compat
 from specnb.runtime import grouped_query_attention, low_overhead, prepacked_linear
 from specnb.runtime.cuda_graphs import recorder
-from specnb.runtime.module_view import linear_is_torchs, module_view, unpatched
+from specnb.runtime.module_view import module_view, unpatched
 
 M = TypeVar("M", bound=PreTrainedModel)
 
@@ -42,7 +43,7 @@ def prepare(model: M) -> tuple[M, Runtime]:
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return model, Runtime(cuda_graphs=graphs)
     modules = dict(model.named_modules())
-    prepacked = prepacked_linear.replacements(model, modules) if linear_is_torchs() else {}
+    prepacked = prepacked_linear.replacements(model, modules) if compat.linear_is_torchs() else {}
     attentions: dict[str, nn.Module] = {}
     small: dict[str, nn.Module] = {}
     if unpatched(modules.values()):
