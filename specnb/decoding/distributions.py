@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from specnb.decoding.contracts import Draft, Row
 
 
-def _named(*names: str) -> set[type]:
+def _classes(*names: str) -> set[type]:
     return {getattr(logits_process, name) for name in names if hasattr(logits_process, name)}
 
 
 # These look at nothing but their own row of scores, so a whole block may be given at once.
-_POINTWISE = _named("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "TopHLogitsWarper", "MinPLogitsWarper",
+_POINTWISE = _classes("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "TopHLogitsWarper", "MinPLogitsWarper",
                     "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper", "LogitNormalization",
                     "InfNanRemoveLogitsProcessor", "SuppressTokensLogitsProcessor")  # fmt: skip
 # These look at one row's text and scores and keep nothing, so they may be called for a row alone, in any order.
-_ROWWISE = _POINTWISE | _named(
+_ROWWISE = _POINTWISE | _classes(
     "MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor", "RepetitionPenaltyLogitsProcessor",
     "NoRepeatNGramLogitsProcessor", "SequenceBiasLogitsProcessor", "NoBadWordsLogitsProcessor",
     "ForcedBOSTokenLogitsProcessor", "ForcedEOSTokenLogitsProcessor", "ExponentialDecayLengthPenalty",
@@ -72,7 +72,7 @@ class Processors:
 
     def for_row(self, row: int, rows: int) -> Processors:
         """These processors for one of several rows: what transformers' own hold for all of them is cut to that row's."""
-        return self if rows == 1 else Processors([_of_row(p, row, rows) for p in self.list])
+        return self if rows == 1 else Processors([_select_row(p, row, rows) for p in self.list])
 
     @cached_property
     def for_draft(self) -> Processors:
@@ -80,7 +80,7 @@ class Processors:
         return Processors([p for p in self.list if type(p) in _ROWWISE])
 
 
-def _of_row(processor: Any, row: int, rows: int) -> Any:
+def _select_row(processor: Any, row: int, rows: int) -> Any:
     if type(processor) not in _ROWWISE:
         return processor
     held = {name: value for name in _PER_ROW if isinstance(value := getattr(processor, name, None), (Tensor, list))}

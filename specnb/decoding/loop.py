@@ -10,7 +10,7 @@ from specnb.decoding.contracts import Draft, Drafter, Row, Verifier, input_ids
 from specnb.decoding.distributions import BlockDistributions, Processors, read_choices
 from specnb.decoding.lm.base import LM
 from specnb.decoding.recorder import Recorder, RowStep, StepClock
-from specnb.decoding.stops import Stops
+from specnb.decoding.stops import StoppingChecker
 from specnb.trace import Step
 
 NO_DRAFT = Draft([])
@@ -22,7 +22,7 @@ def decode(
     rows: Sequence[Row],
     *,
     verifier: Verifier,
-    stops: Stops,
+    stops: StoppingChecker,
     ensemble_weight: float | None = None,
     lockstep: Processors | None = None,
     pad: int = 0,
@@ -100,7 +100,7 @@ def decode(
 def verify(
     row_steps: Sequence[RowStep],
     verifier: Verifier,
-    stops: Stops,
+    stops: StoppingChecker,
     recorder: Recorder,
     lockstep: Processors | None = None,
     filler: int | None = None,

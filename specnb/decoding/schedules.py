@@ -42,25 +42,25 @@ class Adaptive:
     draft is tried after a while, each time later if it did not help; prompt lookup tells what it would have drafted instead.
     """
 
-    LONGEST, FORGET, PRIOR, BELIEF = 32, 0.95, 2.0, 0.6
+    MAX_LENGTH, DECAY, PRIOR_WEIGHT, PRIOR_ACCEPTANCE = 32, 0.95, 2.0, 0.6
     FIRST_PROBE, LAST_PROBE = 6, 96
 
     def __init__(self, k: int) -> None:
         self.k = k
-        self.longest = max(k, self.LONGEST)
+        self.max_length = max(k, self.MAX_LENGTH)
         self.verify: dict[int, float] = {}  # seconds by block size
         self.draft: float | None = None  # seconds per drafted token
-        self.tried: dict[tuple[int, int], float] = defaultdict(float)  # by match_length and position
-        self.stood: dict[tuple[int, int], float] = defaultdict(float)
+        self.drafted: dict[tuple[int, int], float] = defaultdict(float)  # by match_length and position
+        self.accepted: dict[tuple[int, int], float] = defaultdict(float)
         self.steps = self.drafting_steps = 0
         self.plain_steps, self.probe_after = 0, self.FIRST_PROBE
-        self.told = False  # whether the drafter says what it lookahead_token, so that nothing need be tried to learn
+        self.knows_lookahead = False  # whether the drafter says what it lookahead_token, so that nothing need be tried to learn
 
     def length(self, match_length: int = 0) -> int:
         if not self.verify:
             return self.k
         best = self._best(match_length)
-        if best == 0 and self.plain_steps >= self.probe_after and not self.told:
+        if best == 0 and self.plain_steps >= self.probe_after and not self.knows_lookahead:
             return max(1, self.k // 2)
         return best
 
@@ -68,9 +68,9 @@ class Adaptive:
         self.steps += 1
         k = len(step.drafted)
         if self.steps > 1:  # the first pass has the prompt in it
-            self.verify[k + 1] = _blend(self.verify.get(k + 1), step.verify_seconds)
+            self.verify[k + 1] = _moving_average(self.verify.get(k + 1), step.verify_seconds)
         if step.lookahead_token is not None:
-            self.told = True
+            self.knows_lookahead = True
             if step.accepted == k < len(step.emitted):  # the token after a full draft tells about one more
                 self._count(step.match_length, k, step.emitted[k] == step.lookahead_token)
         if not k:
@@ -78,23 +78,23 @@ class Adaptive:
             return
         self.drafting_steps += 1
         if self.drafting_steps > 1:  # so has the first draft
-            self.draft = _blend(self.draft, step.draft_seconds / k)
+            self.draft = _moving_average(self.draft, step.draft_seconds / k)
         if self.plain_steps:
             self.probe_after = self.FIRST_PROBE if step.accepted else min(2 * self.probe_after, self.LAST_PROBE)
             self.plain_steps = 0
         for i in range(min(step.accepted + 1, k)):
             self._count(step.match_length, i, i < step.accepted)
 
-    def _count(self, match_length: int, position: int, stands: bool) -> None:
+    def _count(self, match_length: int, position: int, was_accepted: bool) -> None:
         at = match_length, position
-        self.tried[at] = self.FORGET * self.tried[at] + 1
-        self.stood[at] = self.FORGET * self.stood[at] + stands
+        self.drafted[at] = self.DECAY * self.drafted[at] + 1
+        self.accepted[at] = self.DECAY * self.accepted[at] + was_accepted
 
     def _best(self, match_length: int) -> int:
         """The length with most expected tokens per second; the shorter of equals."""
         best, highest, tokens, alive = 0, 0.0, 1.0, 1.0
         acceptance = self._acceptance(match_length)
-        for k in range(self.longest + 1):
+        for k in range(self.max_length + 1):
             if k:
                 alive *= next(acceptance)
                 tokens += alive
@@ -105,12 +105,12 @@ class Adaptive:
 
     def _acceptance(self, match_length: int) -> Iterator[float]:
         """By position, leaning on the whole match_length's rate, which leans on a belief."""
-        tried = sum(value for at, value in self.tried.items() if at[0] == match_length)
-        stood = sum(value for at, value in self.stood.items() if at[0] == match_length)
-        pooled = (stood + self.PRIOR * self.BELIEF) / (tried + self.PRIOR)
-        for position in range(self.longest):
+        drafted = sum(value for at, value in self.drafted.items() if at[0] == match_length)
+        accepted = sum(value for at, value in self.accepted.items() if at[0] == match_length)
+        pooled = (accepted + self.PRIOR_WEIGHT * self.PRIOR_ACCEPTANCE) / (drafted + self.PRIOR_WEIGHT)
+        for position in range(self.max_length):
             at = match_length, position
-            yield (self.stood.get(at, 0.0) + self.PRIOR * pooled) / (self.tried.get(at, 0.0) + self.PRIOR)
+            yield (self.accepted.get(at, 0.0) + self.PRIOR_WEIGHT * pooled) / (self.drafted.get(at, 0.0) + self.PRIOR_WEIGHT)
 
     def _cost(self, size: int) -> float:
         """Seconds of a pass over `size` tokens: measured, or on the line through the nearest measured sizes."""
@@ -125,7 +125,7 @@ class Adaptive:
         return self.verify[below] + share * (self.verify[above] - self.verify[below])
 
 
-def _blend(old: float | None, new: float) -> float:
+def _moving_average(old: float | None, new: float) -> float:
     """A running cost. It at most doubles its view at once: a hiccup must not put a length out of sight for good."""
     return new if old is None else 0.7 * old + 0.3 * min(new, 2 * old)
 

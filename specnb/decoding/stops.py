@@ -19,7 +19,7 @@ from transformers.generation.stopping_criteria import (
 from specnb.decoding.contracts import Row, input_ids
 
 
-class Stops:
+class StoppingChecker:
     """The stopping criteria that `generate()` prepared, sorted into what is cheap to ask and what is not.
 
     `max_length` is the most tokens of a (padded) row; the rest is answered by `end`. `pads`: a row that has ended goes on with
@@ -76,7 +76,7 @@ class Stops:
         for criterion in self.other:
             ids = input_ids(rows)
             name = "stop_string" if isinstance(criterion, StopStringCriteria) else "stopping_criteria"
-            for i, done in enumerate(_answers(criterion, criterion(ids, scores), ids)):
+            for i, done in enumerate(_done_by_row(criterion, criterion(ids, scores), ids)):
                 reasons[i] = reasons[i] or (name if done else None)
         return reasons
 
@@ -92,7 +92,7 @@ class Stops:
                 row.finish_reason = "context"
 
 
-def _answers(criterion: Any, answer: Any, ids: Tensor) -> list[bool]:
+def _done_by_row(criterion: Any, answer: Any, ids: Tensor) -> list[bool]:
     """Whether each row is done: a criterion says it for all rows at once, or for each."""
     n = len(ids)
     try:
@@ -105,5 +105,5 @@ def _answers(criterion: Any, answer: Any, ids: Tensor) -> list[bool]:
             f"the stopping criterion {type(criterion).__name__} returned {found}; it must return True or False, or a "
             f"tensor of them [{n}], one for each row."
         )
-    said: list[bool] = done.flatten().bool().tolist()
-    return said
+    per_row: list[bool] = done.flatten().bool().tolist()
+    return per_row

@@ -1,4 +1,4 @@
-"""The drafters, one module each; `assemble` makes what a method names."""
+"""The drafters, one module each; `build_method` makes what a method names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specnb.decoding.lm.base import LM, LMOptions, model_device
 from specnb.decoding.lm.block_check import check_draft
 from specnb.decoding.lm.cached import CachedLM
 from specnb.decoding.lm.create import create_lm
-from specnb.decoding.lm.kv_cache import other_layers
+from specnb.decoding.lm.kv_cache import unsupported_cache_layers
 from specnb.decoding.lm.model_inputs import CacheSize, PreparedInputs
 from specnb.drafters.draft_builder import DraftSampling
 from specnb.drafters.draft_model import DraftModel
@@ -21,7 +21,7 @@ from specnb.drafters.early_exit import early_exit
 from specnb.drafters.gemma4_assistant import Gemma4Assistant
 from specnb.drafters.mtp_layers import MtpLayers
 from specnb.drafters.prompt_lookup import PromptLookup
-from specnb.drafters.universal import Universal, readings_of
+from specnb.drafters.universal import Universal, retokenize_rows
 from specnb.models.gemma4 import is_gemma4_assistant
 from specnb.models.mtp import load_mtp, num_mtp_layers
 from specnb.models.pair import check_pair
@@ -106,11 +106,11 @@ def _universal(context: MethodContext) -> tuple[LM, Drafter]:
             "method 'universal' needs tokenizer= and assistant_tokenizer=, to go from the one's tokens to the other's."
         )
     target, tokenizers = context.target(), (text_tokenizer(context.tokenizer), text_tokenizer(context.assistant_tokenizer))
-    readings = readings_of(context.rows, *tokenizers)
-    lm = context.assistant(readings)
+    retokenized = retokenize_rows(context.rows, *tokenizers)
+    lm = context.assistant(retokenized)
     return target, Universal(
         lm,
-        readings,
+        retokenized,
         tokenizers,
         context.sampling(target),
         shared=context.sample or context.options["assistant_ensemble_weight"] is not None,
@@ -118,7 +118,7 @@ def _universal(context: MethodContext) -> tuple[LM, Drafter]:
 
 
 def _mtp_layers(context: MethodContext) -> tuple[LM, Drafter]:
-    kinds = sorted(set(other_layers(context.model.config).values()))
+    kinds = sorted(set(unsupported_cache_layers(context.model.config).values()))
     if kinds:
         raise Unsupported(
             f"the MTP layers of {type(context.model).__name__} cannot draft: their cache ({', '.join(kinds)}) is more than keys and values. "
@@ -156,7 +156,7 @@ _METHODS: dict[str, Callable[[MethodContext], tuple[LM, Drafter | None]]] = {
 }
 
 
-def method_for(
+def assistant_method(
     model: PreTrainedModel, assistant_model: PreTrainedModel | None, tokenizer: Any, assistant_tokenizer: Any
 ) -> str | None:
     """The method that an assistant model is for: by its class, and by what the tokenizers do; None without one.
@@ -186,17 +186,17 @@ def with_defaults(method: Method, model: PreTrainedModel, sample: bool) -> Metho
         drawn = sample and (method.name != "prompt_lookup" or method.options.get("verification") == "block")
         lossy = method.options.get("assistant_ensemble_weight") is not None
         given = options.get("num_assistant_tokens") is not None  # one per MTP layer counts as given
-        free = "heuristic" if _rounds(model) else "adaptive"
+        free = "heuristic" if _uses_half_precision(model) else "adaptive"
         options["num_assistant_tokens_schedule"] = "constant" if given or drawn or lossy else free
     return Method(method.name, **options)
 
 
-def _rounds(model: PreTrainedModel) -> bool:
+def _uses_half_precision(model: PreTrainedModel) -> bool:
     """Whether a model computes in less than float32 anywhere, by its parameters or under autocast."""
     kinds = {parameter.dtype for parameter in model.parameters()}
     return not kinds <= {torch.float32, torch.float64} or torch.is_autocast_enabled(model_device(model).type)
 
 
-def assemble(method: str, context: MethodContext) -> tuple[LM, Drafter | None]:
+def build_method(method: str, context: MethodContext) -> tuple[LM, Drafter | None]:
     """The target and the drafter of a method, for one context. Raises ValueError where the models cannot do it."""
     return _METHODS[method](context)

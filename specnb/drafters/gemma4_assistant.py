@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 
 from specnb.decoding.contracts import Draft, Row
 from specnb.decoding.lm.cached import CachedLM
-from specnb.decoding.lm.kv_cache import added
+from specnb.decoding.lm.kv_cache import additive_mask
 from specnb.drafters.draft_builder import DraftBuilder, DraftSampling
 from specnb.runtime.module_view import Replacement, with_replacements
 from specnb.runtime.prepare import prepare
 
 
-class _Once(Replacement):
+class _CachedRotaryEmbedding(Replacement):
     """A rotary embedding worked out once for each tensor of positions: all tokens of a draft stand at the same ones."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -37,8 +37,8 @@ class _Once(Replacement):
         return found[layer_type]
 
 
-def _turning_once(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    return {"model.rotary_emb": _Once(modules["model.rotary_emb"])}
+def _rotary_replacement(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    return {"model.rotary_emb": _CachedRotaryEmbedding(modules["model.rotary_emb"])}
 
 
 class Gemma4Assistant:
@@ -48,13 +48,13 @@ class Gemma4Assistant:
     reads_target = True
 
     def __init__(self, assistant: PreTrainedModel, target: CachedLM, sampling: DraftSampling) -> None:
-        self.assistant, self.target, self.sampling = with_replacements(prepare(assistant)[0], _turning_once), target, sampling
+        self.assistant, self.target, self.sampling = with_replacements(prepare(assistant)[0], _rotary_replacement), target, sampling
         self.embed = target.model.get_input_embeddings()
         self.device, self.dtype = assistant.pre_projection.weight.device, assistant.pre_projection.weight.dtype
         types = target.config.layer_types
-        self.sources = {types[i]: i for i, layer in enumerate(target.kv_cache.layers) if layer in target.kv_cache.row_layers}
+        self.kv_layers = {types[i]: i for i, layer in enumerate(target.kv_cache.layers) if layer in target.kv_cache.row_layers}
         sdpa = getattr(assistant.config.get_text_config(), "_attn_implementation", "eager") == "sdpa"
-        self._added = None if sdpa else assistant.dtype  # other attentions add the mask to the scores
+        self._mask_dtype = None if sdpa else assistant.dtype  # other attentions add the mask to the scores
 
     def propose(self, rows: Sequence[Row], max_draft_tokens: Sequence[int]) -> list[Draft]:
         self.target.kv_cache.keep_rows([row.index for row in rows])
@@ -62,11 +62,11 @@ class Gemma4Assistant:
         if not any(draft.open for draft in drafts):
             return [draft.draft() for draft in drafts]
         lasts = [len(row.ids) - 1 for row in rows]  # the last tokens, which the target has not processed yet
-        kept = [self.target.hidden[row.index] for row in rows]
+        kept = [self.target.hidden_states[row.index] for row in rows]
         states = torch.stack(
             [state[last - 1 - start : last - start] for last, (start, state) in zip(lasts, kept, strict=True)]
         )
-        shared = {kind: self._shared(layer, lasts) for kind, layer in self.sources.items()}
+        shared = {kind: self._shared_kv(layer, lasts) for kind, layer in self.kv_layers.items()}
         given = {
             "shared_kv_states": {kind: (keys, values) for kind, (keys, values, _) in shared.items()},
             "attention_mask": {kind: mask for kind, (_, _, mask) in shared.items()},
@@ -89,15 +89,15 @@ class Gemma4Assistant:
         out = model.model(
             inputs_embeds=model.pre_projection(inputs.to(self.device, self.dtype)), use_cache=False, **given
         )
-        hidden = out.last_hidden_state
+        hidden_states = out.last_hidden_state
         ordered = model.masked_embedding
         if ordered is None:
-            logits = model.lm_head(hidden)
+            logits = model.lm_head(hidden_states)
         else:  # row by row: it fills in what it leaves out from the lowest logit of all its rows
-            logits = torch.cat([ordered(row[None], model.lm_head.weight) for row in hidden])
-        return logits[:, -1], model.post_projection(hidden)
+            logits = torch.cat([ordered(row[None], model.lm_head.weight) for row in hidden_states])
+        return logits[:, -1], model.post_projection(hidden_states)
 
-    def _shared(self, layer: int, lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _shared_kv(self, layer: int, lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys and values of a layer, and which of them each row may see: those of committed tokens, within the window."""
         cached: Any = self.target.kv_cache.layers[layer]
         reach = max(lengths) if cached.window is None else cached.window + 1
@@ -108,7 +108,7 @@ class Gemma4Assistant:
                 torch.arange(first, end, device=self.device),
                 torch.tensor(lengths, device=self.device)[:, None],
             )
-            see = ((slots < ends) & (slots >= ends - reach))[:, None, None]
-            mask = see if self._added is None else added(see, self._added)
+            allowed = ((slots < ends) & (slots >= ends - reach))[:, None, None]
+            mask = allowed if self._mask_dtype is None else additive_mask(allowed, self._mask_dtype)
         keys, values = (kept[:, :, first:end].to(self.device, self.dtype) for kept in (cached.keys, cached.values))
         return keys, values, mask

@@ -54,16 +54,16 @@ class MtpLayers:
         states = torch.stack([_padded(self._states[row.index][1], width) for row in rows])
         known = [list(row.ids[start:]) for row, start in zip(rows, starts, strict=True)]
         for m in range(self.depth):  # all layers, also for a short draft: the next one needs their slots
-            fed = [tokens[1 + m :] for tokens in known]
-            states = self._run(m, fed, states, starts, 1 + m)
+            new_tokens = [tokens[1 + m :] for tokens in known]
+            states = self._run(m, new_tokens, states, starts, 1 + m)
             last = [states[r, end - start - 1] for r, (start, end) in enumerate(zip(starts, ends, strict=True))]
             self._add(drafts, known, last)
         self._settle(rows)
         i = self.depth
         while any(draft.open for draft in drafts):
             slots = [end - 1 + i // self.depth for end in ends]
-            fed = [tokens[-1:] for tokens in known]
-            states = self._run(i % self.depth, fed, torch.stack(last)[:, None], slots, ends[0] + i - slots[0])
+            new_tokens = [tokens[-1:] for tokens in known]
+            states = self._run(i % self.depth, new_tokens, torch.stack(last)[:, None], slots, ends[0] + i - slots[0])
             last = list(states[:, 0])
             self._add(drafts, known, last)
             i += 1
@@ -71,7 +71,7 @@ class MtpLayers:
 
     def _collect(self, row: Row) -> None:
         """Take over the target's hidden states of committed tokens."""
-        start, new = self.target.hidden[row.index]
+        start, new = self.target.hidden_states[row.index]
         new = new[: len(row.ids) - 1 - start].to(self.device)
         first, old = self._states.get(row.index, (start, new[:0]))
         self._states[row.index] = first, torch.cat([old[: start - first], new])
@@ -93,10 +93,10 @@ class MtpLayers:
             else:  # a closed draft only keeps the layers' slots filled
                 tokens.append(tokens[-1])
 
-    def _run(self, m: int, fed: Sequence[Sequence[int]], states: Tensor, slots: list[int], ahead: int) -> Tensor:
+    def _run(self, m: int, new_tokens: Sequence[Sequence[int]], states: Tensor, slots: list[int], ahead: int) -> Tensor:
         """Layer m over `fed[r]` in slots from `slots[r]` on; the tokens stand `ahead` positions after their slots."""
         width = states.shape[1]
-        tokens = torch.tensor([[*f, *[0] * (width - len(f))] for f in fed], device=self.target.device)
+        tokens = torch.tensor([[*f, *[0] * (width - len(f))] for f in new_tokens], device=self.target.device)
         self.kv_cache.write_positions.set(list(slots))
         at = torch.tensor(slots, device=self.device)[:, None] + torch.arange(width, device=self.device)
         sdpa = getattr(self.mtp.config, "_attn_implementation", "eager") == "sdpa"

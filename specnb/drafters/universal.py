@@ -21,21 +21,21 @@ from specnb.text import Detokenizer
 
 
 @dataclass
-class _Reading:
+class RetokenizedRow:
     """A row as the draft model reads it: `ids` are the draft model's, of the same text."""
 
     index: int
     detokenizer: Detokenizer
     text: Retokenized
     ids: list[int] = field(default_factory=list)
-    read: int = 0  # tokens of the target's row that are in the text
+    num_read: int = 0  # tokens of the target's row that are in the text
 
 
 class Universal:
     """Drafts with `lm`, whose tokenizer is another than the target's.
 
     Args:
-        lm: the draft model's cache; it follows the rows of `readings`, made by `readings_of`.
+        lm: the draft model's cache; it follows the rows of `retokenized`, made by `retokenize_rows`.
         tokenizers: the target's and the draft model's.
         shared: drafts are tokens that both have, with a distribution (for sampling); else text that is encoded again.
     """
@@ -44,11 +44,11 @@ class Universal:
     reads_target = False
 
     def __init__(
-        self, lm: LM, readings: Sequence[_Reading], tokenizers: tuple[Any, Any], sampling: DraftSampling, shared: bool
+        self, lm: LM, retokenized: Sequence[RetokenizedRow], tokenizers: tuple[Any, Any], sampling: DraftSampling, shared: bool
     ) -> None:
         self.lm, self.sampling = lm, sampling
         self.tokenizer, self.assistant_tokenizer = tokenizers
-        self.readings = {reading.index: reading for reading in readings}
+        self.retokenized = {row_state.index: row_state for row_state in retokenized}
         self.shared: tuple[Tensor, Tensor] | None = None
         if shared:
             mine, theirs = shared_tokens(*tokenizers, sampling.vocab_size, lm.vocab_size)
@@ -64,19 +64,19 @@ class Universal:
         }
 
     def propose(self, rows: Sequence[Row], max_draft_tokens: Sequence[int]) -> list[Draft]:
-        readings = [self._read(row) for row in rows]
+        retokenized = [self._update(row) for row in rows]
         limit = self.lm.limit
         most = [
             0 if r.detokenizer.held else n if limit is None else min(n, limit - len(r.ids) + 1)
-            for r, n in zip(readings, max_draft_tokens, strict=True)
+            for r, n in zip(retokenized, max_draft_tokens, strict=True)
         ]
         builders = [DraftBuilder(row, n, self.sampling) for row, n in zip(rows, most, strict=True)]
-        own: list[list[int]] = [[] for _ in rows]
+        draft_ids: list[list[int]] = [[] for _ in rows]
         if self.shared is None:
-            return self._by_text(readings, builders, own)
+            return self._draft_text(retokenized, builders, draft_ids)
         while any(draft.open for draft in builders):
-            out = self.lm.logits(readings, own, [1] * len(rows))  # type: ignore[arg-type]
-            for draft, ids, logits in zip(builders, own, out, strict=True):
+            out = self.lm.logits(retokenized, draft_ids, [1] * len(rows))  # type: ignore[arg-type]
+            for draft, ids, logits in zip(builders, draft_ids, out, strict=True):
                 if draft.open:
                     scores = logits.new_full((self.sampling.vocab_size,), -torch.inf, device=self.sampling.device)
                     scores[self.shared[0]] = logits[0].to(self.sampling.device)[self.shared[1]]
@@ -85,49 +85,49 @@ class Universal:
                     draft.ended |= ids[-1] in self.eos  # nothing it says after that is meant
         return [draft.draft() for draft in builders]
 
-    def _by_text(self, readings: Sequence[_Reading], builders: Sequence[DraftBuilder], own: list[list[int]]) -> list[Draft]:
+    def _draft_text(self, retokenized: Sequence[RetokenizedRow], builders: Sequence[DraftBuilder], draft_ids: list[list[int]]) -> list[Draft]:
         """Let the draft model write as many of its tokens as were asked for, then encode their text for the target."""
         writing = [draft.length > 0 for draft in builders]
         while any(writing):
-            out = self.lm.logits(readings, own, [1] * len(readings))  # type: ignore[arg-type]
+            out = self.lm.logits(retokenized, draft_ids, [1] * len(retokenized))  # type: ignore[arg-type]
             for i, logits in enumerate(out):
                 if writing[i]:
                     token = int(logits[0].argmax())
-                    own[i].append(token)
+                    draft_ids[i].append(token)
                     confident = (
                         not self.sampling.threshold
                         or float((logits[0][token] - logits[0].logsumexp(-1)).exp()) >= self.sampling.threshold
                     )
-                    writing[i] = len(own[i]) < builders[i].length and confident and token not in self.eos
+                    writing[i] = len(draft_ids[i]) < builders[i].length and confident and token not in self.eos
         drafts = []
-        for reading, draft, ids in zip(readings, builders, own, strict=True):
-            text = "".join(self._detokenizer(reading).peek(ids)).split("\ufffd")[0] if ids else ""
-            tokens = continuation(self.tokenizer, reading.text.text, text) if text else []
+        for row_state, draft, ids in zip(retokenized, builders, draft_ids, strict=True):
+            text = "".join(self._detokenizer(row_state).peek(ids)).split("\ufffd")[0] if ids else ""
+            tokens = continuation(self.tokenizer, row_state.text.text, text) if text else []
             known = [token for token in tokens[: draft.length] if token < self.sampling.vocab_size]
             drafts.append(Draft(known if len(known) == len(tokens[: draft.length]) else []))
         return drafts
 
-    def _detokenizer(self, reading: _Reading) -> Detokenizer:
+    def _detokenizer(self, row_state: RetokenizedRow) -> Detokenizer:
         """The end of the draft model's own text, read up to where its new tokens begin."""
         detokenizer = Detokenizer(self.assistant_tokenizer)
-        detokenizer.push(reading.ids[-16:])
+        detokenizer.push(row_state.ids[-16:])
         return detokenizer
 
-    def _read(self, row: Row) -> _Reading:
+    def _update(self, row: Row) -> RetokenizedRow:
         """Bring the draft model's reading of a row up to date."""
-        reading = self.readings[row.index]
-        new = "".join(reading.detokenizer.push(row.ids[reading.read :]))
-        reading.read = len(row.ids)
-        self.lm.rewind(reading.index, reading.text.extend(new))
-        reading.ids = reading.text.ids
-        return reading
+        row_state = self.retokenized[row.index]
+        new = "".join(row_state.detokenizer.push(row.ids[row_state.num_read :]))
+        row_state.num_read = len(row.ids)
+        self.lm.rewind(row_state.index, row_state.text.extend(new))
+        row_state.ids = row_state.text.ids
+        return row_state
 
 
-def readings_of(rows: Sequence[Row], tokenizer: Any, assistant_tokenizer: Any) -> list[_Reading]:
+def retokenize_rows(rows: Sequence[Row], tokenizer: Any, assistant_tokenizer: Any) -> list[RetokenizedRow]:
     """How the draft model reads the rows' prompts: special tokens of the target left out, at most one BOS of its own."""
-    readings = []
+    retokenized = []
     for row in rows:
         detokenizer = Detokenizer(tokenizer)
         text = Retokenized(assistant_tokenizer, "".join(detokenizer.push(row.ids)))
-        readings.append(_Reading(row.index, detokenizer, text, text.ids, len(row.ids)))
-    return readings
+        retokenized.append(RetokenizedRow(row.index, detokenizer, text, text.ids, len(row.ids)))
+    return retokenized

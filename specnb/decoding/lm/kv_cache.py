@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 class WritePositions:
     """Where the next tokens go, shared by all layers: row r writes slots `starts[r]` to `starts[r] + q - 1`.
 
-    With `whole` all slots are handed to the attention, written or not, so that nothing depends on the starts but numbers.
+    With `static` all slots are handed to the attention, written or not, so that nothing depends on the starts but numbers.
     """
 
     def __init__(self, rows: int, capacity: int) -> None:
@@ -22,17 +22,17 @@ class WritePositions:
         self.set([0] * rows)
 
     def set(self, starts: list[int]) -> None:
-        self.starts, self.first, self.last, self.whole = starts, min(starts), max(starts), False
+        self.starts, self.min_start, self.max_start, self.static = starts, min(starts), max(starts), False
         self._slots: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
-    def set_whole(self, at: Tensor) -> None:
+    def set_static(self, at: Tensor) -> None:
         """Write slots `at` `[rows, q]`, which the store holds."""
-        self.whole = True
+        self.static = True
         self._slots = {at.device: (torch.arange(at.shape[0], device=at.device)[:, None], at)}
 
     @property
     def uniform(self) -> bool:
-        return self.first == self.last
+        return self.min_start == self.max_start
 
     def slots(self, q: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Index tensors `[rows, 1]` and `[rows, q]` of the slots to write; built once per forward and device."""
@@ -54,10 +54,10 @@ class KVCacheLayer(DynamicLayer):
 
     def visible(self, q: int) -> tuple[int, int]:
         """First and end slot that some of the next q tokens of some row can see."""
-        if self.write_positions.whole:
+        if self.write_positions.static:
             return 0, self.keys.shape[2]
-        first = 0 if self.window is None else max(0, self.write_positions.first - self.window + 1)
-        return first, self.write_positions.last + q
+        first = 0 if self.window is None else max(0, self.write_positions.min_start - self.window + 1)
+        return first, self.write_positions.max_start + q
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write the new keys and values `[rows, heads, q, dim]`; returns views of the visible ones."""
@@ -68,8 +68,8 @@ class KVCacheLayer(DynamicLayer):
             self.keys, self.values = self._allocate(key_states), self._allocate(value_states)
         if end > self.keys.shape[2]:
             self.write_positions.capacity = max(end, 2 * self.keys.shape[2], self.write_positions.capacity)
-            self.keys, self.values = self._grown(self.keys), self._grown(self.values)
-        if self.write_positions.uniform and not self.write_positions.whole:
+            self.keys, self.values = self._enlarged(self.keys), self._enlarged(self.values)
+        if self.write_positions.uniform and not self.write_positions.static:
             self.keys[:, :, end - q : end] = key_states
             self.values[:, :, end - q : end] = value_states
         else:
@@ -83,28 +83,28 @@ class KVCacheLayer(DynamicLayer):
         capacity = self.write_positions.capacity = max(self.write_positions.capacity, self.visible(like.shape[2])[1])
         return like.new_zeros(like.shape[0], like.shape[1], capacity, like.shape[3])
 
-    def _grown(self, old: Tensor) -> Tensor:
+    def _enlarged(self, old: Tensor) -> Tensor:
         new = old.new_zeros(*old.shape[:2], self.write_positions.capacity, old.shape[3])
         new[:, :, : old.shape[2]] = old
         return new
 
     def get_seq_length(self) -> int:
-        return self.write_positions.last
+        return self.write_positions.max_start
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         first, end = self.visible(query_length)
         return end - first, first
 
 
-def layer_plan(config: PreTrainedConfig) -> list[Any]:
+def standard_cache_layers(config: PreTrainedConfig) -> list[Any]:
     """The cache layers that transformers would make for `config`."""
     text = config.get_text_config(decoder=True)
     return DynamicCache(config=text).layers or [DynamicLayer() for _ in range(text.num_hidden_layers)]
 
 
-def other_layers(config: PreTrainedConfig) -> dict[int, str]:
+def unsupported_cache_layers(config: PreTrainedConfig) -> dict[int, str]:
     """The layers whose cache is of a kind that `KVCache` does not hold, by number; what kind."""
-    return {i: type(layer).__name__ for i, layer in enumerate(layer_plan(config)) if not _plain(layer)}
+    return {i: type(layer).__name__ for i, layer in enumerate(standard_cache_layers(config)) if not _is_supported(layer)}
 
 
 class KVCache(Cache):
@@ -114,7 +114,7 @@ class KVCache(Cache):
     """
 
     def __init__(self, config: PreTrainedConfig, rows: Sequence[int], capacity: int) -> None:
-        plan = layer_plan(config)
+        plan = standard_cache_layers(config)
         self.rows = list(rows)
         self.write_positions = WritePositions(len(rows), capacity)
         windows = [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in plan]
@@ -158,15 +158,15 @@ class KVCache(Cache):
             layer.window: layer.visible(positions.shape[1]) for layer in self.row_layers
         }.items():
             slots = torch.arange(first, end, device=positions.device)
-            see = slots <= positions[:, None, :, None]
+            allowed = slots <= positions[:, None, :, None]
             if window is not None:
-                see = see & (slots > positions[:, None, :, None] - window)
-            masks[window] = see if dtype is None else added(see, dtype)
+                allowed = allowed & (slots > positions[:, None, :, None] - window)
+            masks[window] = allowed if dtype is None else additive_mask(allowed, dtype)
         if len(masks) == 1:
             return next(iter(masks.values()))
         return {"full_attention" if window is None else "sliding_attention": mask for window, mask in masks.items()}
 
-    def load(self, cache: DynamicCache, length: int) -> None:
+    def load_from(self, cache: DynamicCache, length: int) -> None:
         """Take over the first `length` tokens that a filled transformers cache holds."""
         self.write_positions.capacity = max(self.write_positions.capacity, length + 1)
         for layer, old in zip(self.layers, cache.layers, strict=False):
@@ -178,7 +178,7 @@ class KVCache(Cache):
             layer.keys[:, :, length - held : length] = old.keys
             layer.values[:, :, length - held : length] = old.values
 
-    def unload(self, cache: DynamicCache, lengths: Sequence[int], pads: Sequence[int]) -> None:
+    def export_to(self, cache: DynamicCache, lengths: Sequence[int], pads: Sequence[int]) -> None:
         """Leave the first `lengths[r]` tokens of each row in a transformers cache, as plain generation would have, behind `pads[r]`
         empty slots: rows end together."""
         end = lengths[0] + pads[0]
@@ -193,10 +193,10 @@ class KVCache(Cache):
                 out.cumulative_length = end
             if not out.is_initialized:
                 out.lazy_initialization(layer.keys, layer.values)
-            out.keys, out.values = (_behind(kept, first, lengths, pads) for kept in (layer.keys, layer.values))
+            out.keys, out.values = (_left_padded(kept, first, lengths, pads) for kept in (layer.keys, layer.values))
 
 
-def _behind(kept: Tensor, first: int, lengths: Sequence[int], pads: Sequence[int]) -> Tensor:
+def _left_padded(kept: Tensor, first: int, lengths: Sequence[int], pads: Sequence[int]) -> Tensor:
     """The slots from `first` on of what is kept of each row when `pads[r]` empty ones stand before it."""
     if not any(pads):
         return kept[:, :, first : lengths[0]]
@@ -207,11 +207,11 @@ def _behind(kept: Tensor, first: int, lengths: Sequence[int], pads: Sequence[int
     return out
 
 
-def added(see: Tensor, dtype: torch.dtype) -> Tensor:
+def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     """A boolean mask for an attention that adds it to the scores: 0, and the lowest number of `dtype`."""
-    return torch.zeros_like(see, dtype=dtype).masked_fill(~see, torch.finfo(dtype).min)
+    return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
 
 
-def _plain(layer: Any) -> bool:
+def _is_supported(layer: Any) -> bool:
     plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
     return plain or type(layer).__name__ == "DummyLayer"  # a layer that shares another's keys and stores nothing

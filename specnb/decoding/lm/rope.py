@@ -14,8 +14,8 @@ def draft_limit(config: Any, length: int) -> int | None:
     there nothing can be drafted.
     """
     limits = []
-    for rope in _ropes(config):
-        kind, original = rope.get("rope_type"), _original(config, rope)
+    for rope in _rope_parameters(config):
+        kind, original = rope.get("rope_type"), _original_length(config, rope)
         if kind == "longrope" and original is not None and length <= original:
             limits.append(original - length)
         elif kind == "dynamic" and original is not None:
@@ -23,7 +23,7 @@ def draft_limit(config: Any, length: int) -> int | None:
     return min(limits, default=None)
 
 
-def _ropes(config: Any) -> Iterator[Mapping[str, Any]]:
+def _rope_parameters(config: Any) -> Iterator[Mapping[str, Any]]:
     """The rotary embeddings of a config: one, or one per layer type."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     if not isinstance(rope, Mapping):
@@ -33,7 +33,7 @@ def _ropes(config: Any) -> Iterator[Mapping[str, Any]]:
     yield from (one for one in rope.values() if isinstance(one, Mapping) and "rope_type" in one)
 
 
-def _original(config: Any, rope: Mapping[str, Any]) -> int | None:
+def _original_length(config: Any, rope: Mapping[str, Any]) -> int | None:
     own = getattr(config, "original_max_position_embeddings", None)
     found = own if own is not None else rope.get("original_max_position_embeddings")
     return found if found is not None else getattr(config, "max_position_embeddings", None)
