@@ -197,12 +197,9 @@ def decoder(
     """specnb's decoding as a callable: `model.generate(**inputs, custom_generate=specnb.decoder(...))`.
 
     For code, or a pipeline, that calls `generate()` itself. Give here what `generate()` does not pass on to a callable:
-    the
-    assistant, tokenizers, streamer and stop strings; all else goes to `generate()`. Drafting options may be given here
-    or
-    there; those of the `generate()` call take precedence. `.result` of the decoder is the `GenerationResult` of the
-    last
-    call.
+    the assistant, tokenizers, streamer and stop strings; all else goes to `generate()`. Drafting options may be given
+    here or there; those of the `generate()` call take precedence. `.result` of the decoder is the `GenerationResult` of
+    the last call.
 
     With `return_dict_in_generate`, scores, logits and cache are those that `generate()` returns. The cache is a
     DynamicCache that holds all tokens but the last, ready for the next turn; None if rows were padded or ended at

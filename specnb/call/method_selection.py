@@ -240,8 +240,7 @@ def call_signature(function: Callable[..., Any]) -> Signature:
     """The signature of a `custom_generate` method that names the options specnb handles.
 
     `generate()` passes the options that a callable's signature names on unchanged. So the call's drafting options
-    arrive
-    separately from those of the generation configs, which it merges.
+    arrive separately from those of the generation configs, which it merges.
     """
     *first, rest = list(signature(function).parameters.values())[1:]
     named = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in sorted(SPECNB_OPTIONS)]

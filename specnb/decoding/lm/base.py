@@ -57,7 +57,9 @@ class LM:
         self.device = model_device(model)
         self.vocab_size = int(self.config.vocab_size)
         self.passes = 0  # calls of logits()
-        self.hidden_states: dict[int, tuple[int, Tensor]] = {}  # by row index: first position, states [n, size] after the norm
+        self.hidden_states: dict[
+            int, tuple[int, Tensor]
+        ] = {}  # by row index: first position, states [n, size] after the norm
         self._stores_all_hidden_states = options.hidden_states == "all"
         self._cached = {row.index: 0 for row in rows}  # tokens of row.ids that the cache holds for sure
         # cached after those: the last call's proposals
@@ -80,7 +82,9 @@ class LM:
         rope = draft_limit(self.config, length)
         return free if rope is None else rope if free is None else min(free, rope)
 
-    def logits(self, rows: Sequence[Row], draft_tokens: Sequence[Sequence[int]], num_logits: Sequence[int]) -> list[Tensor]:
+    def logits(
+        self, rows: Sequence[Row], draft_tokens: Sequence[Sequence[int]], num_logits: Sequence[int]
+    ) -> list[Tensor]:
         """Logits `[keep[i], vocab]` of the last `keep[i]` tokens of `rows[i].ids + extra[i]`: what may follow each."""
         self.passes += 1
         self.hidden_states.clear()
@@ -88,10 +92,15 @@ class LM:
         starts = [self._num_cached(row, draft_tokens[r], num_logits[r]) for r, row in enumerate(rows)]
         ends = [len(row.ids) + len(draft_tokens[r]) for r, row in enumerate(rows)]
         while self._prefill_chunk_size:
-            stops = [max(s, min(e - k, s + self._prefill_chunk_size)) for e, s, k in zip(ends, starts, num_logits, strict=True)]
+            stops = [
+                max(s, min(e - k, s + self._prefill_chunk_size))
+                for e, s, k in zip(ends, starts, num_logits, strict=True)
+            ]
             if max(e - s - k for e, s, k in zip(ends, starts, num_logits, strict=True)) < self._prefill_chunk_size:
                 break
-            new_tokens = [slice_concatenated(row.ids, draft_tokens[r], starts[r], stops[r]) for r, row in enumerate(rows)]
+            new_tokens = [
+                slice_concatenated(row.ids, draft_tokens[r], starts[r], stops[r]) for r, row in enumerate(rows)
+            ]
             self._forward(rows, new_tokens, starts, 0)
             starts = stops
         new_tokens = [slice_concatenated(row.ids, draft_tokens[r], starts[r], ends[r]) for r, row in enumerate(rows)]
@@ -106,7 +115,10 @@ class LM:
         """Bring the cache to the same tokens, without any logits."""
         self.keep_rows(rows)
         starts = [self._num_cached(row, draft_tokens[r], 0) for r, row in enumerate(rows)]
-        new_tokens = [slice_concatenated(row.ids, draft_tokens[r], starts[r], len(row.ids) + len(draft_tokens[r])) for r, row in enumerate(rows)]
+        new_tokens = [
+            slice_concatenated(row.ids, draft_tokens[r], starts[r], len(row.ids) + len(draft_tokens[r]))
+            for r, row in enumerate(rows)
+        ]
         if any(new_tokens):
             self._forward(rows, new_tokens, starts, 0)
         self.mark_cached(rows, draft_tokens)
@@ -136,12 +148,19 @@ class LM:
         return min(n, length + len(draft_tokens) - num_logits)
 
     # ---- one pass
-    def _forward(self, rows: Sequence[Row], new_tokens: Sequence[Sequence[int]], starts: list[int], num_logits: int) -> Tensor:
+    def _forward(
+        self, rows: Sequence[Row], new_tokens: Sequence[Sequence[int]], starts: list[int], num_logits: int
+    ) -> Tensor:
         """Run `fed[i]` at positions from `starts[i]` on; logits of the last `num_logits` columns (0: the head is not run)."""
         raise NotImplementedError
 
     def _store_hidden_states(
-        self, rows: Sequence[Row], new_tokens: Sequence[Sequence[int]], starts: Sequence[int], num_logits: int, states: Tensor
+        self,
+        rows: Sequence[Row],
+        new_tokens: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        num_logits: int,
+        states: Tensor,
     ) -> None:
         missing = max(map(len, new_tokens)) - states.shape[1]  # some models drop the columns whose logits nobody wants
         for r, row in enumerate(rows):

@@ -104,7 +104,10 @@ def check_activations(model: PreTrainedModel) -> None:
 def _difference(model: PreTrainedModel, rows: Sequence[Row], prepared: PreparedInputs, rolls_back: bool) -> float:
     """The largest difference of logits between blocks and single tokens, relative to the logits' size."""
     if len(rows) == 1 or all(name in PER_TOKEN for name in prepared.inputs.extras):
-        each = [prepared.inputs if len(rows) == 1 else select_row_inputs(model, prepared.inputs, r, row) for r, row in enumerate(rows)][:2]
+        each = [
+            prepared.inputs if len(rows) == 1 else select_row_inputs(model, prepared.inputs, r, row)
+            for r, row in enumerate(rows)
+        ][:2]
         whole = bool(prepared.inputs.extras) or prepared.inputs.position_ids is not None
         end = _max_prompt_length(model) if whole else min(_MAX_PROMPT, _max_prompt_length(model))
         ids = [row.ids[:end] for row in rows[:2]]

@@ -79,11 +79,17 @@ class CachedLM(LM):
         return cache
 
     # ---- one pass
-    def _forward(self, rows: Sequence[Row], new_tokens: Sequence[Sequence[int]], starts: list[int], num_logits: int) -> Tensor:
+    def _forward(
+        self, rows: Sequence[Row], new_tokens: Sequence[Sequence[int]], starts: list[int], num_logits: int
+    ) -> Tensor:
         self.kv_cache.write_positions.set(list(starts))
         self._rows = [row.index for row in rows]
         ordinary = partial(self._run_eager, new_tokens, starts, num_logits)
-        out = self._graphs.run(new_tokens, starts, ordinary, self._run_block) if self._graphs and num_logits else ordinary()
+        out = (
+            self._graphs.run(new_tokens, starts, ordinary, self._run_block)
+            if self._graphs and num_logits
+            else ordinary()
+        )
         if out.states is not None:
             self._store_hidden_states(rows, new_tokens, starts, num_logits, out.states)
         return out.logits[:, -num_logits:] if num_logits else out.logits
@@ -97,7 +103,10 @@ class CachedLM(LM):
         else:
             slots = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
         return self._run(
-            tokens, slots, num_logits, not self.kv_cache.write_positions.uniform or (self._needs_mask and width > 1 and max(starts) > 0)
+            tokens,
+            slots,
+            num_logits,
+            not self.kv_cache.write_positions.uniform or (self._needs_mask and width > 1 and max(starts) > 0),
         )
 
     def _run_block(self, block: Tensor) -> Pass:
@@ -153,11 +162,15 @@ def custom_masks_reason(model: PreTrainedModel, inputs: ModelInputs) -> str | No
     if attention not in ("sdpa", "eager"):
         return f"its attention implementation {attention!r} takes no 4-D mask; load it with attn_implementation='sdpa'"
     windows = {
-        layer.sliding_window for layer in standard_cache_layers(model.config) if isinstance(layer, DynamicSlidingWindowLayer)
+        layer.sliding_window
+        for layer in standard_cache_layers(model.config)
+        if isinstance(layer, DynamicSlidingWindowLayer)
     }
     own = config.model_type in _OWN_MASKS or getattr(config, "attention_chunk_size", None) or len(windows) > 1
     placed = "position_ids" in forward_parameters(type(model))
-    typed = "token_type_ids" in inputs.extras or (inputs.types_first_pass_only and any(name in inputs.extras for name in PER_TOKEN))
+    typed = "token_type_ids" in inputs.extras or (
+        inputs.types_first_pass_only and any(name in inputs.extras for name in PER_TOKEN)
+    )
     if own or not placed or typed:
         return "its layers build their own masks or positions from a 2-D mask"
     return None

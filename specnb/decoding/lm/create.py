@@ -17,11 +17,11 @@ from specnb.decoding.lm.model_inputs import (
     ModelInputs,
     PreparedInputs,
     cache_keyword,
-    has_custom_cache,
+    custom_preparation,
     drops_cache,
     forward_parameters,
+    has_custom_cache,
     has_custom_positions,
-    custom_preparation,
     has_first_pass_token_types,
 )
 from specnb.decoding.lm.prepared import PreparedLM, prepare_arguments
@@ -80,7 +80,9 @@ def create_lm(
     if len(rows) > 1 and custom_masks_reason(model, inputs):
         return RowwiseLM(
             {
-                row.index: cached(model, [row], size, PreparedInputs(inputs=select_row_inputs(model, inputs, r, row)), options)
+                row.index: cached(
+                    model, [row], size, PreparedInputs(inputs=select_row_inputs(model, inputs, r, row)), options
+                )
                 for r, row in enumerate(rows)
             }
         )
@@ -142,7 +144,9 @@ def _draft_model_inputs(model: PreTrainedModel, rows: Sequence[Row]) -> ModelInp
     width = max(one.shape[-1] for one in prepared)
     table = torch.cat([torch.nn.functional.pad(one, (0, width - one.shape[-1])) for one in prepared], -2)
     lengths = [len(row.ids) for row in rows]
-    return ModelInputs(position_ids=align_position_ids(table, [row.ids for row in rows], [0] * len(rows)), lengths=lengths)
+    return ModelInputs(
+        position_ids=align_position_ids(table, [row.ids for row in rows], [0] * len(rows)), lengths=lengths
+    )
 
 
 def select_row_inputs(model: PreTrainedModel, inputs: ModelInputs, r: int, row: Row) -> ModelInputs:
@@ -155,5 +159,9 @@ def select_row_inputs(model: PreTrainedModel, inputs: ModelInputs, r: int, row: 
                 "generate the prompts one by one."
             )
         extras[name] = value[min(r, len(value) - 1) :][:1, :n]
-    own = None if inputs.position_ids is None else inputs.position_ids[..., min(r, inputs.position_ids.shape[-2] - 1), None, :n]
+    own = (
+        None
+        if inputs.position_ids is None
+        else inputs.position_ids[..., min(r, inputs.position_ids.shape[-2] - 1), None, :n]
+    )
     return ModelInputs(extras, own, has_first_pass_token_types(model), [n])

@@ -104,7 +104,9 @@ def standard_cache_layers(config: PreTrainedConfig) -> list[Any]:
 
 def unsupported_cache_layers(config: PreTrainedConfig) -> dict[int, str]:
     """The layers whose cache is of a kind that `KVCache` does not hold, by number; what kind."""
-    return {i: type(layer).__name__ for i, layer in enumerate(standard_cache_layers(config)) if not _is_supported(layer)}
+    return {
+        i: type(layer).__name__ for i, layer in enumerate(standard_cache_layers(config)) if not _is_supported(layer)
+    }
 
 
 class KVCache(Cache):

@@ -74,7 +74,9 @@ class ModelInputs:
             if name in PER_TOKEN and isinstance(value, Tensor):
                 if first or not self.types_first_pass_only:
                     given[name] = _token_types(name, value, slots, rows, self.prompt_lengths)
-            elif first or (not self.types_first_pass_only and _FIRST_PASS_INPUTS is not None and name not in _FIRST_PASS_INPUTS):
+            elif first or (
+                not self.types_first_pass_only and _FIRST_PASS_INPUTS is not None and name not in _FIRST_PASS_INPUTS
+            ):
                 given[name] = value
         return given
 

@@ -70,7 +70,9 @@ class PreparedLM(LM):
         if held:
             self._cached[rows[0].index], self._cached_ids = held, list(rows[0].ids[:held])
 
-    def _forward(self, rows: Sequence[Row], new_tokens: Sequence[Sequence[int]], starts: list[int], num_logits: int) -> Tensor:
+    def _forward(
+        self, rows: Sequence[Row], new_tokens: Sequence[Sequence[int]], starts: list[int], num_logits: int
+    ) -> Tensor:
         start, new = starts[0], list(new_tokens[0])
         if self._max_token_id is not None:
             new = [min(token, self._max_token_id) for token in new]
@@ -112,7 +114,9 @@ class PreparedLM(LM):
     def _store_outputs(self, out: Any) -> None:
         """Keep what the next pass needs of a pass's output."""
         cache = next((out[name] for name in CACHE_NAMES if out.get(name) is not None), None)
-        self._last_outputs = type(out)({k: v for k, v in out.items() if k not in ("logits", *CACHE_NAMES)}) if out else out
+        self._last_outputs = (
+            type(out)({k: v for k, v in out.items() if k not in ("logits", *CACHE_NAMES)}) if out else out
+        )
         if self._rolls_back and cache is None:
             raise Unsupported(
                 f"{type(self.model).__name__} keeps no key/value cache, so a rejected draft cannot be taken back; "

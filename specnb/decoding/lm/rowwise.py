@@ -27,9 +27,14 @@ class RowwiseLM(LM):
         self.passes = 0
         self.hidden_states: dict[int, tuple[int, Tensor]] = {}
 
-    def logits(self, rows: Sequence[Row], draft_tokens: Sequence[Sequence[int]], num_logits: Sequence[int]) -> list[Tensor]:
+    def logits(
+        self, rows: Sequence[Row], draft_tokens: Sequence[Sequence[int]], num_logits: Sequence[int]
+    ) -> list[Tensor]:
         self.passes += 1
-        out = [self.lms[row.index].logits([row], [e], [k])[0] for row, e, k in zip(rows, draft_tokens, num_logits, strict=True)]
+        out = [
+            self.lms[row.index].logits([row], [e], [k])[0]
+            for row, e, k in zip(rows, draft_tokens, num_logits, strict=True)
+        ]
         self.hidden_states = {row.index: found for row in rows for found in self.lms[row.index].hidden_states.values()}
         return out
 
