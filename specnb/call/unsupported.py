@@ -13,7 +13,7 @@ from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
 from specnb.call import peft_adapters
 from specnb.call.generate_options import NEW_FIELDS, NEW_PARAMETERS, UNSUPPORTED_CACHES
 from specnb.call.method_selection import TRANSFORMERS_DEFAULTS
-from specnb.decoding.lm.base import LM, has_learned_positions, positions
+from specnb.decoding.lm.base import LM, has_learned_positions, max_positions
 from specnb.decoding.lm.cached import CachedLM
 from specnb.decoding.lm.model_inputs import forward_parameters
 from specnb.decoding.lm.prepared import cached_length
@@ -202,7 +202,7 @@ def _has_dropout(module: Any) -> bool:
 def check_length(model: PreTrainedModel, rows: Sequence[Row]) -> None:
     """Raise ValueError for a prompt that is longer than the model's learned positions."""
     config, longest = model.config.get_text_config(decoder=True), max(len(row.ids) for row in rows)
-    limit = positions(config)
+    limit = max_positions(config)
     if limit is not None and has_learned_positions(config) and longest > limit:
         raise ValueError(
             f"the prompt has {longest} tokens, but {type(model).__name__} has positions for {limit}: shorten the "

@@ -151,5 +151,4 @@ class Drafter(Protocol):
 
 
 Verifier = Callable[["BlockDistributions", Draft, torch.Generator], Iterator[VerifiedToken]]
-"""Yields the tokens to append, in order; the last one is the correction or the bonus token. The loop
-stops iterating when the row ends."""
+"""Yields the tokens to append, in order; the last one is the correction or the bonus token. The loop may stop early."""

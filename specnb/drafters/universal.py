@@ -1,6 +1,6 @@
 """Universal assisted decoding: a draft model with another tokenizer.
 
-Greedy: what the draft model writes is encoded again with the target's tokenizer. Sampling: it draws among the tokens that
+Greedy: the draft model's text is encoded again with the target's tokenizer. Sampling: tokens are drawn among those that
 both vocabularies have, so that the distribution of each drafted token is known exactly. Timor et al. 2502.05202.
 """
 
@@ -22,29 +22,47 @@ from specnb.text import Detokenizer
 
 @dataclass
 class RetokenizedRow:
-    """A row as the draft model reads it: `ids` are the draft model's, of the same text."""
+    """A row in the draft model's tokens.
+
+    Args:
+        index: the row's index.
+        detokenizer: reads the target's ids.
+        text: the row's text in the draft model's ids.
+        ids: the draft model's ids of the text.
+        num_read: number of the target's ids that are in the text.
+    """
 
     index: int
     detokenizer: Detokenizer
     text: Retokenized
     ids: list[int] = field(default_factory=list)
-    num_read: int = 0  # tokens of the target's row that are in the text
+    num_read: int = 0
 
 
 class Universal:
-    """Drafts with `lm`, whose tokenizer is another than the target's.
+    """Drafts with a model that has another tokenizer than the target.
 
     Args:
-        lm: the draft model's cache; it follows the rows of `retokenized`, made by `retokenize_rows`.
+        lm: the draft model; it follows `retokenized`.
+        retokenized: the rows in the draft model's tokens, from `retokenize_rows`.
         tokenizers: the target's and the draft model's.
-        shared: drafts are tokens that both have, with a distribution (for sampling); else text that is encoded again.
+        shared: draft tokens that both vocabularies have, with a distribution (for sampling); else encode the draft
+            model's text again.
+
+    Raises:
+        ValueError: `shared`, but the vocabularies have no token in common.
     """
 
     drafts_first = False
     reads_target = False
 
     def __init__(
-        self, lm: LM, retokenized: Sequence[RetokenizedRow], tokenizers: tuple[Any, Any], sampling: DraftSampling, shared: bool
+        self,
+        lm: LM,
+        retokenized: Sequence[RetokenizedRow],
+        tokenizers: tuple[Any, Any],
+        sampling: DraftSampling,
+        shared: bool,
     ) -> None:
         self.lm, self.sampling = lm, sampling
         self.tokenizer, self.assistant_tokenizer = tokenizers
@@ -54,7 +72,8 @@ class Universal:
             mine, theirs = shared_tokens(*tokenizers, sampling.vocab_size, lm.vocab_size)
             if not len(mine):
                 raise ValueError(
-                    "the two tokenizers have no token in common, so sampling with this draft model is not possible; use do_sample=False."
+                    "the two tokenizers have no token in common, so sampling with this draft model is not possible; "
+                    "use do_sample=False."
                 )
             self.shared = mine.to(sampling.device), theirs.to(sampling.device)
             self.counterpart = dict(zip(mine.tolist(), theirs.tolist(), strict=True))
@@ -64,6 +83,7 @@ class Universal:
         }
 
     def propose(self, rows: Sequence[Row], max_draft_tokens: Sequence[int]) -> list[Draft]:
+        """A draft for each row, see `Drafter.propose`."""
         retokenized = [self._update(row) for row in rows]
         limit = self.lm.limit
         most = [
@@ -82,11 +102,13 @@ class Universal:
                     scores[self.shared[0]] = logits[0].to(self.sampling.device)[self.shared[1]]
                     draft.add(scores)
                     ids.append(self.counterpart[draft.tokens[-1]])
-                    draft.ended |= ids[-1] in self.eos  # nothing it says after that is meant
+                    draft.ended |= ids[-1] in self.eos  # the draft model's text ends there
         return [draft.draft() for draft in builders]
 
-    def _draft_text(self, retokenized: Sequence[RetokenizedRow], builders: Sequence[DraftBuilder], draft_ids: list[list[int]]) -> list[Draft]:
-        """Let the draft model write as many of its tokens as were asked for, then encode their text for the target."""
+    def _draft_text(
+        self, retokenized: Sequence[RetokenizedRow], builders: Sequence[DraftBuilder], draft_ids: list[list[int]]
+    ) -> list[Draft]:
+        """Let the draft model generate as many of its tokens as are wanted, then encode their text for the target."""
         writing = [draft.length > 0 for draft in builders]
         while any(writing):
             out = self.lm.logits(retokenized, draft_ids, [1] * len(retokenized))  # type: ignore[arg-type]
@@ -108,13 +130,13 @@ class Universal:
         return drafts
 
     def _detokenizer(self, row_state: RetokenizedRow) -> Detokenizer:
-        """The end of the draft model's own text, read up to where its new tokens begin."""
+        """A detokenizer that has read the end of the draft model's ids, up to where its new tokens begin."""
         detokenizer = Detokenizer(self.assistant_tokenizer)
         detokenizer.push(row_state.ids[-16:])
         return detokenizer
 
     def _update(self, row: Row) -> RetokenizedRow:
-        """Bring the draft model's reading of a row up to date."""
+        """Bring a row's text and its ids of the draft model up to date."""
         row_state = self.retokenized[row.index]
         new = "".join(row_state.detokenizer.push(row.ids[row_state.num_read :]))
         row_state.num_read = len(row.ids)
@@ -124,7 +146,10 @@ class Universal:
 
 
 def retokenize_rows(rows: Sequence[Row], tokenizer: Any, assistant_tokenizer: Any) -> list[RetokenizedRow]:
-    """How the draft model reads the rows' prompts: special tokens of the target left out, at most one BOS of its own."""
+    """The rows' prompts in the draft model's tokens.
+
+    The target's special tokens are left out; the draft model's tokenizer may add a BOS.
+    """
     retokenized = []
     for row in rows:
         detokenizer = Detokenizer(tokenizer)

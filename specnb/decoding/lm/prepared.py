@@ -1,7 +1,7 @@
-"""PreparedLM: for models that prepare their inputs in a way of their own, or whose cache is of another kind. One row each.
+"""PreparedLM: for models that prepare their inputs differently, or have another cache. One row each.
 
-Such a model is fed by its own `prepare_inputs_for_generation` and keeps transformers' own cache, as in transformers' assisted
-decoding. This is slower than `CachedLM`, and right for everything that works there.
+The model runs with its own `prepare_inputs_for_generation` and transformers' own cache, as in transformers' assisted
+decoding. This is slower than `CachedLM`, and works for every model that works there.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from specnb.decoding.lm.base import LM, LMOptions, model_device
 from specnb.decoding.lm.model_inputs import cache_keyword, forward_parameters
 
 CACHE_NAMES = ("cache", "past_key_values")
-"""The name of the cache among the arguments: the first since transformers 5.24, the second before."""
-_MAX_STORED_ARGUMENTS = 64  # lengths whose arguments are kept: more than a draft and a step
+"""The names of the cache argument: "cache" since transformers 5.24, "past_key_values" before."""
+_MAX_STORED_ARGUMENTS = 64  # one entry per text length; more than a draft and a step need
 
 
 class PreparedLM(LM):
-    """A causal language model fed by its own preparation, for one row.
+    """A causal language model that prepares its own inputs, for one row.
 
     Args:
         model, rows, options: as for `LM`.
-        arguments: what `generate()` prepared for the row's prompt; None: it is asked.
+        arguments: what `generate()` prepared for the row's prompt; None: they are prepared here.
         extras: what the call gave beside token ids (images, token types), for the prompt; used without `arguments`.
-        past: the transformers cache to fill; it may hold the beginning of the row. None: one of its own.
-        rolls_back: whether drafts will be rejected. Without (plain decoding) any model will do, recurrent ones too.
+        past: the transformers cache to fill; it may hold the beginning of the row. None makes one.
+        rolls_back: whether drafts will be rejected. Without (plain decoding) any model works, recurrent ones too.
     """
 
     drafts_first = False
@@ -55,11 +55,11 @@ class PreparedLM(LM):
         self._original_model = model
         self._extras, self._rolls_back = dict(extras or {}), rolls_back
         self._started = False
-        self._min_length = 0  # the cache cannot be taken back further
+        self._min_length = 0  # the cache cannot be cropped further
         self._records_past = False
-        self._fixed_layers: set[int] = set()  # layers of the cache that do not grow with the text: they hold an image
-        self._cached_ids: list[int] = []  # what the cache holds
-        # of generate(), by length of the text
+        self._fixed_layers: set[int] = set()  # cache layers that hold an image and do not grow with the text
+        self._cached_ids: list[int] = []  # the tokens in the cache
+        # what generate() prepares, by text length
         self._arguments: dict[int, dict[str, Any]] = (
             {len(rows[0].ids): dict(arguments)} if arguments is not None else {}
         )
@@ -106,13 +106,13 @@ class PreparedLM(LM):
             return logits
         if logits.shape[1] < num_logits:
             raise Unsupported(
-                f"{type(self.model).__name__} gives logits for {logits.shape[1]} of {num_logits} tokens of a pass, so drafts "
-                "cannot be verified; use method='plain'."
+                f"{type(self.model).__name__} gives logits for {logits.shape[1]} of {num_logits} tokens of a pass, so "
+                "drafts cannot be verified; use method='plain'."
             )
         return logits[:, -num_logits:]
 
     def _store_outputs(self, out: Any) -> None:
-        """Keep what the next pass needs of a pass's output."""
+        """Keep what the next pass needs from a pass's output."""
         cache = next((out[name] for name in CACHE_NAMES if out.get(name) is not None), None)
         self._last_outputs = (
             type(out)({k: v for k, v in out.items() if k not in ("logits", *CACHE_NAMES)}) if out else out
@@ -129,25 +129,33 @@ class PreparedLM(LM):
         kinds = sorted({type(layer).__name__ for layer in fixed if _is_filled(layer)})
         if self._rolls_back and kinds:
             raise Unsupported(
-                f"{type(self.model).__name__} cannot draft or be drafted for: its cache has layers ({', '.join(kinds)}) that "
-                "cannot be rolled back after a rejection; use method='plain'."
+                f"{type(self.model).__name__} cannot draft or be drafted for: its cache has layers "
+                f"({', '.join(kinds)}) that cannot be rolled back after a rejection; use method='plain'."
             )
         self._started = True
 
     def _start_recording(self, cache: Any) -> None:
-        """Have the cache's layers keep what a rollback needs."""
+        """Make the cache's layers keep what a rollback needs."""
         sliding = any(getattr(layer, "is_sliding", False) for layer in getattr(cache, "layers", ()))
         if self._rolls_back and sliding and not _sliding_window_rolls_back():
             raise Unsupported(
-                f"{type(self.model).__name__} has sliding windows and prepares its inputs in a way of its own, which takes a newer "
-                f"transformers than {transformers.__version__} to roll back: update it, or use method='plain'."
+                f"{type(self.model).__name__} has sliding windows and prepares its inputs in a way of its own, which "
+                f"takes a newer transformers than {transformers.__version__} to roll back: update it, or use "
+                "method='plain'."
             )
         if self._rolls_back and hasattr(cache, "activate_past_recording"):
             cache.activate_past_recording()
             self._records_past = any(hasattr(layer, "record_past") for layer in cache.layers)
 
     def _crop(self, n: int, certain: int) -> bool:
-        """Take the cache back to the first `n` tokens, of which `certain` will not be taken back. False: it is empty now."""
+        """Crop the cache to the first `n` tokens.
+
+        Args:
+            certain: number of committed tokens; these will not be rolled back later.
+
+        Returns:
+            False if that was not possible and the cache was emptied.
+        """
         held = len(self._cached_ids)
         if n == 0 or n < self._min_length:
             self._cache, self._past, self._arguments, self._started, self._min_length = None, None, {}, False, 0
@@ -155,7 +163,7 @@ class PreparedLM(LM):
         if self._rolls_back and (n < held or n <= certain):
             for i, layer in enumerate(self._cache.layers):
                 if _is_filled(layer) and i not in self._fixed_layers:
-                    layer.crop(n - held)  # also by 0: what was recorded can go then
+                    layer.crop(n - held)  # also by 0, which drops what was recorded
             self._min_length = n if self._records_past else 0
         return True
 
@@ -178,6 +186,7 @@ class PreparedLM(LM):
         return arguments
 
     def export_cache(self, cache: Any, rows: Sequence[Row]) -> Any:
+        """The cache with all tokens but the last; None if the row had padding."""
         row = rows[0]
         if row.padding:
             return None
@@ -187,15 +196,27 @@ class PreparedLM(LM):
 
 
 def prepare_arguments(model: PreTrainedModel, ids: Sequence[int], past: Any = None, **extras: Any) -> dict[str, Any]:
-    """What `model.generate()` prepares for the prompt `ids` and would decode with: positions, a cache, `extras`."""
+    """What `model.generate()` prepares for a prompt: positions, a cache and so on.
+
+    Args:
+        ids: the prompt's token ids.
+        past: a cache that may hold the beginning of the prompt.
+        extras: further arguments of `generate()`.
+    """
     taken: dict[str, Any] = {}
 
-    def decode(model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any,
-               **arguments: Any) -> Tensor:  # fmt: skip
+    def decode(
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **arguments: Any,
+    ) -> Tensor:
         taken.update(arguments)
         return input_ids
 
-    bare = copy.copy(model)  # the same modules; only the generation config is another
+    bare = copy.copy(model)  # shares all modules, with another generation config
     bare.generation_config = GenerationConfig(max_new_tokens=1, do_sample=False, pad_token_id=0, use_cache=True)
     prompt = torch.tensor([list(ids)], device=model_device(model))
     given = dict(extras)
@@ -209,7 +230,10 @@ def prepare_arguments(model: PreTrainedModel, ids: Sequence[int], past: Any = No
 
 
 def cached_length(cache: Any) -> int:
-    """How many tokens a transformers cache holds; 0 for None, and for one that does not say (recurrent layers only)."""
+    """The number of tokens in a transformers cache.
+
+    It is 0 for None, and for a cache that does not count tokens (recurrent layers only).
+    """
     try:
         return 0 if cache is None else int(cache.get_seq_length())
     except ValueError:
@@ -218,7 +242,10 @@ def cached_length(cache: Any) -> int:
 
 @cache
 def _sliding_window_rolls_back() -> bool:
-    """Whether a sliding window's layer that records its past says how long that is; it did not before transformers 5.24."""
+    """Whether a sliding-window cache layer that records its past counts the recorded tokens in its mask sizes.
+
+    It does since transformers 5.24.
+    """
     layer = DynamicSlidingWindowLayer(sliding_window=4)
     layer.activate_past_recording()
     states = torch.zeros(1, 1, 6, 1)
@@ -229,13 +256,13 @@ def _sliding_window_rolls_back() -> bool:
 
 
 def _is_filled(layer: Any) -> bool:
-    """Whether a pass has reached this layer of a cache."""
+    """Whether a pass has filled this cache layer."""
     states = (getattr(layer, name, {}) for name in ("is_conv_states_initialized", "is_recurrent_states_initialized"))
     return getattr(layer, "keys", None) is not None or any(any(one.values()) for one in states)
 
 
 def _layer_lengths(cache: Any) -> list[int]:
-    """How many tokens each layer of a cache has taken in; 0 where it does not say."""
+    """Number of tokens that each cache layer has processed; 0 if it does not count."""
     lengths = []
     for layer in getattr(cache, "layers", ()):
         keys, taken = getattr(layer, "keys", None), getattr(layer, "cumulative_length", None)

@@ -1,4 +1,4 @@
-"""Rotary embeddings that change with the length of the text: how far a draft may go without changing what stands before it."""
+"""Rotary embeddings that change with the length of the text limit the length of a draft."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 
 
 def draft_limit(config: Any, length: int) -> int | None:
-    """Most tokens that may be drafted behind `length` tokens; None where the rotary embedding does not depend on the length.
+    """The most tokens that can be drafted after `length` tokens, because of the rotary embedding.
 
-    "longrope" (2402.13753) has other factors from `original_max_position_embeddings` on, and a pass uses one kind for all of its
-    tokens, so no block may cross that length. "dynamic" (NTK) scales with the length of each pass beyond the original, so
-    there nothing can be drafted.
+    "longrope" (2402.13753) has other factors from `original_max_position_embeddings` on. A pass uses the same factors
+    for all its tokens, so no block may cross that length. "dynamic" (NTK) scales with the length of each pass beyond
+    the original length, so nothing can be drafted there.
+
+    Returns:
+        None if the rotary embedding does not depend on the length.
     """
     limits = []
     for rope in _rope_parameters(config):
@@ -34,6 +37,7 @@ def _rope_parameters(config: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _original_length(config: Any, rope: Mapping[str, Any]) -> int | None:
-    own = getattr(config, "original_max_position_embeddings", None)
-    found = own if own is not None else rope.get("original_max_position_embeddings")
+    """The length that the model was trained with before its context was extended."""
+    top_level = getattr(config, "original_max_position_embeddings", None)
+    found = top_level if top_level is not None else rope.get("original_max_position_embeddings")
     return found if found is not None else getattr(config, "max_position_embeddings", None)

@@ -1,4 +1,4 @@
-"""RowwiseLM: several rows of a model that can only take one at a time."""
+"""RowwiseLM: several rows of a model that can only decode one at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specnb.decoding.lm.base import LM
 
 
 class RowwiseLM(LM):
-    """An LM per row behind the same calls; each row's passes run alone.
+    """One LM per row; each row's passes run alone.
 
     Args:
         lms: by row index. All follow one row of the same model.
@@ -30,6 +30,7 @@ class RowwiseLM(LM):
     def logits(
         self, rows: Sequence[Row], draft_tokens: Sequence[Sequence[int]], num_logits: Sequence[int]
     ) -> list[Tensor]:
+        """The rows' logits, see `LM.logits`."""
         self.passes += 1
         out = [
             self.lms[row.index].logits([row], [e], [k])[0]
@@ -39,15 +40,19 @@ class RowwiseLM(LM):
         return out
 
     def advance(self, rows: Sequence[Row], draft_tokens: Sequence[Sequence[int]]) -> None:
+        """Bring the caches to these tokens, without logits."""
         self._each(rows, draft_tokens, lambda lm, row, e: lm.advance([row], [e]))
 
     def mark_cached(self, rows: Sequence[Row], draft_tokens: Sequence[Sequence[int]]) -> None:
+        """Note that the caches hold exactly these tokens."""
         self._each(rows, draft_tokens, lambda lm, row, e: lm.mark_cached([row], [e]))
 
     def rewind(self, row: int, length: int) -> None:
+        """Roll one row back to its first `length` tokens."""
         self.lms[row].rewind(row, length)
 
     def export_cache(self, cache: Any, rows: Sequence[Row]) -> Any:
+        """None: the rows' caches cannot be joined."""
         return None
 
     def _each(
