@@ -60,7 +60,7 @@ def adapted(kind: str, model: Any = None, **more: Any) -> Any:
     return wrapped
 
 
-@pytest.mark.parametrize("kind", sorted(peft_adapters._WEIGHTS))
+@pytest.mark.parametrize("kind", sorted(peft_adapters.WEIGHT_ONLY_TYPES))
 def test_adapters_that_change_weights(kind: str) -> None:
     wrapped = adapted(kind)
     base = wrapped.base_model.model

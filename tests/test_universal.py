@@ -88,7 +88,7 @@ def unfinished(tokenizer: Any, ids: list[int]) -> bool:
 def readings() -> Iterator[list[tuple[list[int], list[int]]]]:
     """(the target's ids, the draft's ids) of every reading of a row."""
     seen: list[tuple[list[int], list[int]]] = []
-    read = universal.Universal._read
+    read = universal.Universal._update
 
     def record(self: Any, row: Any) -> Any:
         reading = read(self, row)
@@ -96,7 +96,7 @@ def readings() -> Iterator[list[tuple[list[int], list[int]]]]:
         return reading
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(universal.Universal, "_read", record)
+        patch.setattr(universal.Universal, "_update", record)
         yield seen
 
 

@@ -58,9 +58,9 @@ def compare(
         KeyboardInterrupt: as raised, with the comparison of the complete rounds as `.partial_result` (None if there is none).
     """
     import specnb
-    from specnb.call.inputs import encode, unwrapped
+    from specnb.call.inputs import encode, unwrap_model
 
-    unwrapped("pair_or_model", pair_or_model)
+    unwrap_model("pair_or_model", pair_or_model)
     tokenizer = options.get("tokenizer") or getattr(pair_or_model, "tokenizer", None)
     target = getattr(pair_or_model, "target", pair_or_model)
     texts = [prompts] if isinstance(prompts, str) else list(prompts)

@@ -13,9 +13,18 @@ from transformers.generation.streamers import BaseStreamer
 from specnb import drafters
 from specnb.call import peft_adapters, unsupported
 from specnb.call.custom_generate import CustomGenerate
-from specnb.call.inputs import check_arguments, check_prompt, encode, in_effect, plainly, unwrapped
-from specnb.call.method_selection import OF_ASSISTANTS, OF_SPECNB, asks, method_name, of_config, select_method, settings
-from specnb.call.streamers import ended
+from specnb.call.inputs import check_arguments, check_prompt, encode, prepare_options, unwrap_model, value_in_effect
+from specnb.call.method_selection import (
+    ASSISTANT_METHODS,
+    SPECNB_OPTIONS,
+    check_values,
+    configs_in_order,
+    is_requested,
+    method_name,
+    options_in_config,
+    select_method,
+)
+from specnb.call.streamers import ensure_end
 from specnb.models import Pair
 from specnb.models.mistral import for_stop_strings
 from specnb.options import ASKED_BY, BY_NAME, METHODS, Method, unknown
@@ -43,113 +52,130 @@ def generate(
     top_logprobs: int = 0,
     **options: Any,
 ) -> GenerationResult:
-    """Generate with a speculative method; the text is what the target alone would have written.
+    """Generate with a speculative method. The text is what the target alone would have written.
 
-    Greedy output equals the target's own token for token (in half precision up to ties, see `Step.margins`); sampling
-    follows the target's distribution. Models, configs and tokenizers are left as they are.
+    Greedy output equals the target's own token by token (in half precision up to ties, see `Step.margins`). Sampling
+    follows the target's distribution. Models, configs and tokenizers are not changed.
 
     Args:
-        model: the target, or a `Pair` from `specnb.load`, which also brings tokenizer and assistant.
+        model: the target, or a `Pair` from `specnb.load`, which also has the tokenizer and the assistant.
         inputs: token ids `[rows, length]`, a text, or a list of texts; `input_ids=` works too. Prompts of different
             lengths are rows, each decoded as if alone.
-        method: a method's name or a `Method`. Left out: `draft_model` where there is an assistant, `prompt_lookup` with
+        method: a method's name or a `Method`. None selects `draft_model` if there is an assistant, `prompt_lookup` with
             `prompt_lookup_num_tokens`, else plain decoding.
-        assistant_model: the draft model; a `Pair` stands for its target and tokenizer.
+        assistant_model: the draft model; of a `Pair`, its target and tokenizer.
         tokenizer, assistant_tokenizer: the models' tokenizers; needed for texts, stop strings and `result.text`.
-        streamer: a transformers streamer; gets the prompt, then each step's tokens at once.
+        streamer: a transformers streamer; it gets the prompt, then all tokens of each step together.
         on_step: called with every `Step` as soon as it is committed.
         cancel: when set, generation ends before the next step with finish_reason "cancelled".
-        seed: seed of this call's random numbers (row i uses seed + i); the global generator is never touched. None draws
-            one; `result.seed` tells which.
-        probabilities: have the steps record how probable each drafted token was to drafter and target (see `Step`).
-        logprobs: have them record the log-probability of each generated token under the target.
-        top_logprobs: have them record so many (0 to 20) of the best tokens of target and drafter at each place.
-        options: options of transformers' `generate()` under their names, drafting options (`num_assistant_tokens`,
+        seed: seed of this call's random numbers (row i uses seed + i); the global generator is not used. None draws a
+            seed, which is in `result.seed`.
+        probabilities: the steps record the probability of each drafted token under drafter and target (see `Step`).
+        logprobs: the steps record the log-probability of each generated token under the target.
+        top_logprobs: the steps record this many (0 to 20) of the best tokens of target and drafter at each position.
+        options: options of transformers' `generate()`, and drafting options (`num_assistant_tokens`,
             `num_assistant_tokens_schedule`, `assistant_confidence_threshold`, `max_matching_ngram_size`,
-            `verification`) among them. One given here decides, then a `generation_config` given here, then the target's
-            own; for the draft's length, schedule and confidence then the draft model's, as in transformers; then
-            specnb's default. `result.option_sources` says which it was. `temperature=0` is greedy.
+            `verification`). In order of precedence a value comes from the call, from its `generation_config`, from the
+            target's generation config, from the draft model's (draft length, schedule and confidence threshold only, as
+            in transformers), or is specnb's default. `result.option_sources` says which. `temperature=0` is greedy.
 
     Returns:
-        A `GenerationResult`; `.sequences` is what `generate()` would have returned.
+        A `GenerationResult`; its `.sequences` is what `generate()` would have returned.
 
     Raises:
-        ValueError: an option with a wrong value or one that cannot apply, a pair that does not fit, a model whose
-            cache cannot be rolled back; all before the first token.
-        KeyboardInterrupt: as raised, with the result so far as `.partial_result` (any other exception likewise). A streamer is
-            told the end in any case.
+        ValueError: before the first token, for a wrong value, an option that cannot apply, a draft model that does not
+            fit, or a model whose cache cannot be rolled back.
+        KeyboardInterrupt: with the result so far as `.partial_result`, as any other exception. The streamer is ended in
+            any case.
     """
-    with ended(streamer) as once:
-        return _checked(
-            model, inputs, method, options,
-            CustomGenerate(None, None, assistant_model, assistant_tokenizer, tokenizer, once, on_step, cancel, BY_NAME["seed"].check(seed),
-                    probabilities=probabilities, logprobs=BY_NAME["logprobs"].check(logprobs),
-                    top_logprobs=BY_NAME["top_logprobs"].check(top_logprobs)),
-        )  # fmt: skip
+    with ensure_end(streamer) as guarded:
+        custom_generate = CustomGenerate(
+            assistant_model=assistant_model,
+            assistant_tokenizer=assistant_tokenizer,
+            tokenizer=tokenizer,
+            streamer=guarded,
+            on_step=on_step,
+            cancel=cancel,
+            seed=BY_NAME["seed"].check(seed),
+            probabilities=probabilities,
+            logprobs=BY_NAME["logprobs"].check(logprobs),
+            top_logprobs=BY_NAME["top_logprobs"].check(top_logprobs),
+        )
+        return _check_arguments(model, inputs, method, options, custom_generate)
 
 
-def _checked(
-    model: Any, inputs: Any, method: Method | str | None, options: dict[str, Any], engine: CustomGenerate
+def _check_arguments(
+    model: Any, inputs: Any, method: Method | str | None, options: dict[str, Any], custom_generate: CustomGenerate
 ) -> GenerationResult:
-    """`generate` with what was bound in `engine`; what can be said of each argument alone is checked here."""
+    """Unwrap models and tokenizers, check each argument by itself, then generate."""
     tokenizer, assistant_model, assistant_tokenizer = (
-        engine.tokenizer,
-        engine.assistant_model,
-        engine.assistant_tokenizer,
+        custom_generate.tokenizer,
+        custom_generate.assistant_model,
+        custom_generate.assistant_tokenizer,
     )
     if isinstance(model, Pair):
         pair, model = model, model.target
         tokenizer = tokenizer if tokenizer is not None else pair.tokenizer
-        other = method is None and any(asks(options.get(option)) for option in ASKED_BY)
-        if assistant_model is None and not other and method_name(method) in (None, *OF_ASSISTANTS):
+        other_method = method is None and any(is_requested(options.get(option)) for option in ASKED_BY)
+        if assistant_model is None and not other_method and method_name(method) in (None, *ASSISTANT_METHODS):
             assistant_model, assistant_tokenizer = pair.assistant, pair.assistant_tokenizer
-    assistant_model, assistant_tokenizer = unwrapped("assistant_model", assistant_model, assistant_tokenizer)
-    wrapper, (model, _) = model, unwrapped("model", model)
-    streamer = engine.streamer and engine.streamer.streamer
-    functions = {"streamer": streamer, "on_step": engine.on_step, "cancel": engine.cancel}
+    assistant_model, assistant_tokenizer = unwrap_model("assistant_model", assistant_model, assistant_tokenizer)
+    wrapper, (model, _) = model, unwrap_model("model", model)
+    streamer = custom_generate.streamer and custom_generate.streamer.streamer
+    functions = {"streamer": streamer, "on_step": custom_generate.on_step, "cancel": custom_generate.cancel}
     check_arguments(model, {**options, **functions, "tokenizer": tokenizer, "assistant_tokenizer": assistant_tokenizer})
-    checked = {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
-    engine.tokenizer, engine.assistant_model, engine.assistant_tokenizer = (
+    checked = check_values(options)
+    custom_generate.tokenizer, custom_generate.assistant_model, custom_generate.assistant_tokenizer = (
         tokenizer,
         assistant_model,
         assistant_tokenizer,
     )
-    with peft_adapters.own_config(wrapper, model):
-        return _generate(model, inputs, method, checked, engine)
+    with peft_adapters.use_wrapper_config(wrapper, model):
+        return _generate(model, inputs, method, checked, custom_generate)
 
 
 def _generate(
-    model: PreTrainedModel, inputs: Any, method: Method | str | None, checked: dict[str, Any], engine: CustomGenerate
+    model: PreTrainedModel,
+    inputs: Any,
+    method: Method | str | None,
+    checked: dict[str, Any],
+    custom_generate: CustomGenerate,
 ) -> GenerationResult:
-    """`generate` with its arguments unwrapped and looked at one by one; what belongs together is checked here."""
-    tokenizer, called = engine.tokenizer, checked.get("generation_config")
-    unsupported.check_assistant(engine.assistant_model)
-    engine.assistant_for = drafters.method_for(model, engine.assistant_model, tokenizer, engine.assistant_tokenizer)
-    configs = settings(
-        of_config(called), model.generation_config, getattr(engine.assistant_model, "generation_config", None)
+    """Check what depends on several arguments, then call transformers' `generate()`."""
+    tokenizer, config = custom_generate.tokenizer, checked.get("generation_config")
+    unsupported.check_assistant(custom_generate.assistant_model)
+    custom_generate.assistant_method = drafters.assistant_method(
+        model, custom_generate.assistant_model, tokenizer, custom_generate.assistant_tokenizer
     )
-    engine.method = select_method(method, checked, configs, engine.assistant_for)
-    unsupported.check_cache_use(model, in_effect("use_cache", checked, model))
-    unsupported.check_options({name: in_effect(name, checked, model) for name in unsupported.REFUSED | checked.keys()})
-    passed = {name: value for name, value in checked.items() if name not in OF_SPECNB}
-    unsupported.check_names(model, passed)
+    configs = configs_in_order(
+        options_in_config(config),
+        model.generation_config,
+        getattr(custom_generate.assistant_model, "generation_config", None),
+    )
+    custom_generate.method = select_method(method, checked, configs, custom_generate.assistant_method)
+    unsupported.check_cache_use(model, value_in_effect("use_cache", checked, model))
+    unsupported.check_options(
+        {name: value_in_effect(name, checked, model) for name in unsupported.UNSUPPORTED_OPTIONS | checked.keys()}
+    )
+    passed = {name: value for name, value in checked.items() if name not in SPECNB_OPTIONS}
+    unsupported.check_option_names(model, passed)
     unsupported.check_cache(passed.get("past_key_values", passed.get("cache")))
     passed = encode(model, inputs, passed, tokenizer)
     check_prompt(model, passed)
     unsupported.check_model(model, passed)
-    strings = in_effect("stop_strings", passed, model)
-    engine.stopping_criteria = stopping(strings, tokenizer)
-    engine.called = {**({} if called is None else vars(called)), **passed}
-    if engine.called.get("temperature") == 0:
-        engine.called["do_sample"] = False  # which it stands for
-    passed = plainly(passed, model)
+    strings = value_in_effect("stop_strings", passed, model)
+    custom_generate.stopping_criteria = stop_string_criteria(strings, tokenizer)
+    custom_generate.call_options = {**({} if config is None else vars(config)), **passed}
+    if custom_generate.call_options.get("temperature") == 0:
+        custom_generate.call_options["do_sample"] = False
+    passed = prepare_options(passed, model)
     passed.pop("stop_strings", None)
     if strings is not None:  # transformers cannot build the criterion for a callable
         passed["stop_strings"] = None
-    model.generate(**passed, custom_generate=engine)
-    if engine.result is None:
-        raise RuntimeError("transformers' generate() did not call the engine.")
-    return engine.result
+    model.generate(**passed, custom_generate=custom_generate)
+    if custom_generate.result is None:
+        raise RuntimeError("transformers' generate() did not call custom_generate.")
+    return custom_generate.result
 
 
 def decoder(
@@ -168,33 +194,58 @@ def decoder(
     stop_strings: str | Sequence[str] | None = None,
     **options: Any,
 ) -> CustomGenerate:
-    """The engine as a `custom_generate` callable: `model.generate(**inputs, custom_generate=specnb.decoder(...))`.
+    """specnb's decoding as a callable: `model.generate(**inputs, custom_generate=specnb.decoder(...))`.
 
-    For code, or a pipeline, that calls `generate()` itself. What `generate()` does not hand to a callable is bound here:
-    the assistant, tokenizers, streamer and stop strings; the rest goes to `generate()` as ever. Drafting options may be
-    given in either place; the call's decide. Where neither has one, the generation configs and the defaults are those
-    of `specnb.generate`. `.result` of the decoder is the last call's `GenerationResult`. Arguments as in
-    `specnb.generate`.
+    For code, or a pipeline, that calls `generate()` itself. Give here what `generate()` does not pass on to a callable:
+    the assistant, tokenizers, streamer and stop strings; all else goes to `generate()`. Drafting options may be given
+    here or there; those of the `generate()` call take precedence. `.result` of the decoder is the `GenerationResult` of
+    the last call.
 
-    With `return_dict_in_generate`, scores, logits and cache are what `generate()` returns. The cache is a DynamicCache
-    with all but the last token, ready for the next turn; None where rows were padded or ended at different lengths.
+    With `return_dict_in_generate`, scores, logits and cache are those that `generate()` returns. The cache is a
+    DynamicCache that holds all tokens but the last, ready for the next turn; None if rows were padded or ended at
+    different lengths.
+
+    Args:
+        stop_strings: texts that end a row; they need `tokenizer`.
+        options: drafting options. The other arguments are those of `specnb.generate`.
+
+    Raises:
+        ValueError: an unknown method or option, or a wrong value.
     """
-    assistant_model, assistant_tokenizer = unwrapped("assistant_model", assistant_model, assistant_tokenizer)
+    assistant_model, assistant_tokenizer = unwrap_model("assistant_model", assistant_model, assistant_tokenizer)
     if method is not None and not isinstance(method, Method) and method not in METHODS:
         raise ValueError(unknown("method", method, METHODS))
     for name in options:
-        if name not in OF_SPECNB:
-            raise ValueError(unknown("option", name, sorted(OF_SPECNB)) + " Give other options to generate() itself.")
-    if assistant_model is not None and method_name(method) not in (None, *OF_ASSISTANTS):
+        if name not in SPECNB_OPTIONS:
+            raise ValueError(
+                unknown("option", name, sorted(SPECNB_OPTIONS)) + " Give other options to generate() itself."
+            )
+    if assistant_model is not None and method_name(method) not in (None, *ASSISTANT_METHODS):
         raise ValueError(f"method {method_name(method)!r} does not use assistant_model=; leave it out.")
-    bound = {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
-    return CustomGenerate(method, bound, assistant_model, assistant_tokenizer, tokenizer, streamer, on_step, cancel,
-                   BY_NAME["seed"].check(seed), stopping(stop_strings, tokenizer), probabilities,
-                   logprobs=BY_NAME["logprobs"].check(logprobs), top_logprobs=BY_NAME["top_logprobs"].check(top_logprobs))  # fmt: skip
+    bound = check_values(options)
+    return CustomGenerate(
+        method=method,
+        options=bound,
+        assistant_model=assistant_model,
+        assistant_tokenizer=assistant_tokenizer,
+        tokenizer=tokenizer,
+        streamer=streamer,
+        on_step=on_step,
+        cancel=cancel,
+        seed=BY_NAME["seed"].check(seed),
+        stopping_criteria=stop_string_criteria(stop_strings, tokenizer),
+        probabilities=probabilities,
+        logprobs=BY_NAME["logprobs"].check(logprobs),
+        top_logprobs=BY_NAME["top_logprobs"].check(top_logprobs),
+    )
 
 
-def stopping(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[StopStringCriteria]:
-    """The stop-string criterion, which transformers cannot build for a callable. Refuses a tokenizer that is none."""
+def stop_string_criteria(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[StopStringCriteria]:
+    """The stopping criterion for stop strings, which `generate()` cannot make for a callable.
+
+    Raises:
+        ValueError: there is no tokenizer, it is not one, or a stop string is empty.
+    """
     if tokenizer is not None:
         text_tokenizer(tokenizer)
     if stop_strings is None or stop_strings == []:

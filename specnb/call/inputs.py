@@ -1,9 +1,9 @@
-"""What a call is given: models, and prompts as texts or ids. Checked before anything runs."""
+"""Models and prompts as the caller gives them: unwrapping, checks before anything runs, tokenization."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,25 +12,37 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from specnb.call import peft_adapters
 from specnb.call.generate_options import STATIC_LIKE
+from specnb.decoding import padding
+from specnb.decoding.lm.model_inputs import ModelInputs, PreparedInputs, has_first_pass_token_types
 from specnb.models import Pair
 from specnb.options import greedy_at_zero
 from specnb.text import text_tokenizer
 
 
-def unwrapped(name: str, model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
-    """The model itself where a `Pair` or peft's wrapper was given, with the pair's tokenizer if there is no other.
+def unwrap_model(name: str, model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
+    """The model inside a `Pair` or a peft wrapper.
 
-    Raises ValueError for a name, another thing, or an adapter that does more than change weights.
+    Args:
+        name: the argument's name, for messages.
+        model: a transformers model, a `Pair`, a peft wrapper or None.
+        tokenizer: the tokenizer that was given; None takes the pair's.
+
+    Returns:
+        The model and the tokenizer.
+
+    Raises:
+        ValueError: `model` is something else, a name for example, or has an adapter that does more than change weights.
     """
     if isinstance(model, Pair):
         model, tokenizer = model.target, model.tokenizer if tokenizer is None else tokenizer
     if peft_adapters.is_peft(model):
-        model = peft_adapters.base_of(name, model)
+        model = peft_adapters.unwrap_peft(name, model)
     if model is not None and not isinstance(model, PreTrainedModel):
         inner = getattr(model, "_orig_mod", None)
         if isinstance(inner, PreTrainedModel):
             raise ValueError(
-                f"{name} is what torch.compile() made of a {type(inner).__name__}; give the model itself. (model.compile() compiles in place.)"
+                f"{name} is what torch.compile() made of a {type(inner).__name__}; give the model itself. "
+                "(model.compile() compiles in place.)"
             )
         what = f"the name {model!r}" if isinstance(model, str) else f"a {type(model).__name__}"
         load = f"specnb.load({model!r})" if isinstance(model, str) else "specnb.load(NAME)"
@@ -39,7 +51,14 @@ def unwrapped(name: str, model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
 
 
 def check_arguments(model: Any, options: Mapping[str, Any]) -> None:
-    """Raise ValueError for an argument of another kind than `generate()` can use; `options` are all that were given."""
+    """Check the types of a call's arguments.
+
+    Args:
+        options: all arguments that were given, by name.
+
+    Raises:
+        ValueError: an argument has a type that `generate()` cannot use.
+    """
     if model is None:
         raise ValueError("model is None: load one with specnb.load(NAME).")
     streamer, config = options.get("streamer"), options.get("generation_config")
@@ -47,7 +66,8 @@ def check_arguments(model: Any, options: Mapping[str, Any]) -> None:
         callable(getattr(streamer, "put", None)) and callable(getattr(streamer, "end", None))
     ):
         raise ValueError(
-            f"streamer must have put() and end(), as transformers' TextStreamer has; a {type(streamer).__name__} has not."
+            f"streamer must have put() and end(), as transformers' TextStreamer has; a {type(streamer).__name__} has "
+            "not."
         )
     if config is not None and not isinstance(config, GenerationConfig):
         raise ValueError(
@@ -78,7 +98,7 @@ def check_arguments(model: Any, options: Mapping[str, Any]) -> None:
         raise ValueError(f"watermarking_config must be a WatermarkingConfig, not a {type(marks).__name__}.")
 
 
-# Options of generate() that transformers takes unseen; those of `options.OPTIONS` are checked by their table.
+# Options that transformers does not check itself. The options in `options.OPTIONS` are checked there.
 _NUMBERS: dict[str, Any] = {
     **dict.fromkeys(("max_length", "min_length", "num_return_sequences", "encoder_no_repeat_ngram_size"), int),
     "prefill_chunk_size": int,
@@ -87,7 +107,7 @@ _NUMBERS: dict[str, Any] = {
 
 
 def _check_functions(name: str, given: Any) -> None:
-    """Raise ValueError for anything but a list of what can be called with ids and scores."""
+    """Raise ValueError for anything but a list of functions of ids and scores."""
     if given is None or (isinstance(given, (list, tuple)) and all(callable(one) for one in given)):
         return
     if callable(given):
@@ -98,7 +118,7 @@ def _check_functions(name: str, given: Any) -> None:
 
 
 def _check_ids(name: str, given: Any) -> None:
-    """Raise ValueError for a token id that is no whole number, nor a list of them where there may be several."""
+    """Raise ValueError for a token id that is not an int; eos_token_id may be a list of them."""
     if given is None or (isinstance(given, Tensor) and not given.is_floating_point()):
         return
     several = list(given) if name == "eos_token_id" and isinstance(given, (list, tuple)) else [given]
@@ -109,37 +129,52 @@ def _check_ids(name: str, given: Any) -> None:
         )
 
 
-def in_effect(name: str, passed: Mapping[str, Any], model: PreTrainedModel) -> Any:
-    """An option's value in a call: its own (None, too), else its generation config's, else the model's."""
+def value_in_effect(name: str, passed: Mapping[str, Any], model: PreTrainedModel) -> Any:
+    """An option's value in a call: the call's own (also None), else its generation config's, else the model's."""
     if name in passed:
         return passed[name]
     places = (passed.get("generation_config"), model.generation_config)
     return next((value for value in (getattr(one, name, None) for one in places) if value is not None), None)
 
 
-def over_configs(passed: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """The arguments for `generate()` with options that decide over all configs, which are left as they are."""
+def override_configs(passed: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """The arguments for `generate()` with options that take precedence over all configs; no config is changed."""
     config = passed.get("generation_config")
     if config is None:
         return passed | options
-    config = copy.deepcopy(config)  # in it, since transformers warns of options beside a config
+    config = copy.deepcopy(config)  # transformers warns about options that are given together with a config
     for name, value in options.items():
         setattr(config, name, value)
     return {name: value for name, value in passed.items() if name not in options} | {"generation_config": config}
 
 
-def plainly(passed: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
-    """The arguments for `generate()`, `temperature=0` read as greedy, without a cache that nothing would use."""
-    if in_effect("temperature", passed, model) == 0:
-        passed = over_configs(greedy_at_zero({**passed, "temperature": 0}), do_sample=False, temperature=1.0)
+def prepare_options(passed: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
+    """The arguments for `generate()` as transformers can handle them.
+
+    `temperature=0` becomes greedy decoding, and a `cache_implementation` that specnb does not use becomes "dynamic".
+    """
+    if value_in_effect("temperature", passed, model) == 0:
+        passed = override_configs(greedy_at_zero({**passed, "temperature": 0}), do_sample=False, temperature=1.0)
     given = any(passed.get(name) is not None for name in ("cache", "past_key_values"))
-    if in_effect("cache_implementation", passed, model) in STATIC_LIKE and not given:
-        passed = over_configs(passed, cache_implementation="dynamic")
+    if value_in_effect("cache_implementation", passed, model) in STATIC_LIKE and not given:
+        passed = override_configs(passed, cache_implementation="dynamic")
     return passed
 
 
 def encode(model: PreTrainedModel, inputs: Any, passed: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
-    """Arguments for `generate()` with texts turned into a left-padded batch."""
+    """Tokenize the prompts, as a left-padded batch.
+
+    Args:
+        inputs: token ids `[rows, length]`, a text, a list of texts, or None if the prompt is in `passed`.
+        passed: the arguments for `generate()`.
+        tokenizer: needed for texts.
+
+    Returns:
+        The arguments for `generate()` with the prompt.
+
+    Raises:
+        ValueError: the prompt is given twice, empty, of another type, or a text without a tokenizer.
+    """
     if inputs is None:
         return passed
     if "input_ids" in passed:
@@ -148,7 +183,7 @@ def encode(model: PreTrainedModel, inputs: Any, passed: dict[str, Any], tokenize
         return passed | {"inputs": inputs}
     texts = [inputs] if isinstance(inputs, str) else list(inputs) if isinstance(inputs, (list, tuple)) else []
     if not texts or not all(isinstance(t, str) for t in texts):
-        raise ValueError(f"inputs must be token ids, a text or a list of texts, {_instead(inputs)}")
+        raise ValueError(f"inputs must be token ids, a text or a list of texts, {_what_was_given(inputs)}")
     if tokenizer is None:
         raise ValueError("a text needs tokenizer= (or a Pair from specnb.load); else give token ids.")
     tokenizer = text_tokenizer(tokenizer)
@@ -162,8 +197,8 @@ def encode(model: PreTrainedModel, inputs: Any, passed: dict[str, Any], tokenize
     return passed | {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
 
 
-def _instead(given: Any) -> str:
-    """The end of a message about a prompt: what was given, and what to write instead."""
+def _what_was_given(given: Any) -> str:
+    """The end of a message about a wrong prompt: what was given and what to write instead."""
     if isinstance(given, Mapping) or (hasattr(given, "keys") and hasattr(given, "__getitem__")):
         if "role" in given:
             return _CHAT
@@ -201,13 +236,13 @@ _EMPTY = "the prompt is empty: it must have at least one token."
 
 
 def check_filled(input_ids: Tensor) -> None:
-    """Raise ValueError for a prompt without any token."""
+    """Raise ValueError for a prompt without tokens."""
     if not input_ids.numel():
         raise ValueError(_EMPTY)
 
 
 def check_prompt(model: PreTrainedModel, passed: Mapping[str, Any]) -> None:
-    """Raise ValueError for ids or a mask that cannot be a prompt's, naming what is wrong."""
+    """Raise ValueError for token ids or an attention mask that cannot be a prompt's."""
     ids = passed.get("input_ids", passed.get("inputs"))
     if ids is None:
         if passed.get("inputs_embeds") is None:
@@ -216,12 +251,13 @@ def check_prompt(model: PreTrainedModel, passed: Mapping[str, Any]) -> None:
     if isinstance(ids, Tensor) and ids.dim() in (1, 2):
         check_filled(ids)
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
-        raise ValueError(f"token ids must be a tensor of whole numbers [rows, length], {_instead(ids)}")
+        raise ValueError(f"token ids must be a tensor of whole numbers [rows, length], {_what_was_given(ids)}")
     rows = int(model.get_input_embeddings().weight.shape[0])
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= rows:
         raise ValueError(
-            f"the prompt holds the id {low if low < 0 else high}, but {type(model).__name__} has the ids 0 to {rows - 1}."
+            f"the prompt holds the id {low if low < 0 else high}, but {type(model).__name__} has the ids 0 to "
+            f"{rows - 1}."
         )
     mask = passed.get("attention_mask")
     if mask is not None and not isinstance(mask, Tensor):
@@ -232,3 +268,30 @@ def check_prompt(model: PreTrainedModel, passed: Mapping[str, Any]) -> None:
         raise ValueError(
             f"attention_mask has the shape {list(mask.shape)}, the prompt {list(ids.shape)}; they must be the same."
         )
+
+
+def prepare_inputs(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    arguments: Mapping[str, Any],
+    extras: Mapping[str, Any],
+    prompts: Sequence[Sequence[int]],
+    pads: Sequence[int],
+) -> PreparedInputs:
+    """What `generate()` prepared beside token ids, aligned with the rows.
+
+    Args:
+        input_ids: the padded prompts `[rows, length]`.
+        arguments: all arguments that `generate()` prepared.
+        extras: those of them that are inputs of the model, images for example.
+        prompts: the rows without padding.
+        pads: padding tokens in front of each row.
+    """
+    aligned = {
+        name: padding.align_per_token(value, pads, input_ids.shape)
+        for name, value in extras.items()
+        if value is not None and not (isinstance(value, Mapping) and not value)
+    }
+    position_ids = padding.align_position_ids(arguments.get("position_ids"), prompts, pads)
+    inputs = ModelInputs(aligned, position_ids, has_first_pass_token_types(model), [*map(len, prompts)])
+    return PreparedInputs(input_ids, arguments, inputs, arguments.get("cache", arguments.get("past_key_values")))

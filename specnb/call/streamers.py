@@ -1,4 +1,4 @@
-"""A streamer that is always told the end, and told it once."""
+"""Streamers that are always ended, and ended once."""
 
 from __future__ import annotations
 
@@ -7,28 +7,39 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class Once:
-    """A streamer whose `end()` counts once."""
+class SingleEndStreamer:
+    """Wraps a transformers streamer so that only the first call of `end()` reaches it."""
 
     def __init__(self, streamer: Any) -> None:
         self.streamer = streamer
-        self.over = False
+        self.ended = False
 
     def put(self, value: Any) -> None:
+        """Pass token ids on."""
         self.streamer.put(value)
 
     def end(self) -> None:
-        if not self.over:
-            self.over = True
+        """End the streamer, unless that has happened."""
+        if not self.ended:
+            self.ended = True
             self.streamer.end()
 
 
 @contextmanager
-def ended(streamer: Any) -> Iterator[Once | None]:
-    """End `streamer` whatever happens inside, a refusal before the first token included: who reads from it must not wait for ever."""
-    once = streamer if streamer is None or isinstance(streamer, Once) else Once(streamer)
+def ensure_end(streamer: Any) -> Iterator[SingleEndStreamer | None]:
+    """End `streamer` when the block is left, also by an exception before the first token.
+
+    Without this, a thread that reads from the streamer would wait for ever.
+
+    Args:
+        streamer: a transformers streamer, a `SingleEndStreamer` or None.
+
+    Yields:
+        The wrapped streamer; None without one.
+    """
+    guarded = streamer if streamer is None or isinstance(streamer, SingleEndStreamer) else SingleEndStreamer(streamer)
     try:
-        yield once
+        yield guarded
     finally:
-        if once is not None and callable(getattr(once.streamer, "end", None)):
-            once.end()
+        if guarded is not None and callable(getattr(guarded.streamer, "end", None)):
+            guarded.end()

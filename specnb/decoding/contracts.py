@@ -24,11 +24,11 @@ class Draft(NamedTuple):
 
     Args:
         tokens: the proposed token ids; empty for a step of plain decoding.
-        probs: `[k, vocab]`, float, on the target's device: row i is the distribution that token i was *sampled* from. None
-            where the tokens were chosen (an argmax, a copy): a point mass.
-        match_length: tokens that matched in prompt lookup, as the schedule was told; 0 for other drafters.
-        lookahead_token: the token that would have come next, where a drafter knows it at no cost.
-        probabilities: what the drafter's own distribution gave each token, for the trace.
+        probs: `[k, vocab]`, float, on the target's device: row i is the distribution that token i was *sampled* from.
+            None if the tokens were chosen (an argmax, a copy): a point mass.
+        match_length: number of matched tokens in prompt lookup, for the schedule; 0 for other drafters.
+        lookahead_token: the token that would have come next, if the drafter knows it at no cost.
+        probabilities: the probability of each token under the drafter's own distribution, for the trace.
         tops: log-probabilities and ids `[k, n]` of the n best tokens of the drafter's own logits, for the trace.
     """
 
@@ -67,11 +67,11 @@ class Row:
     Args:
         index: its number in the batch.
         ids: all committed token ids, prompt first.
-        remaining_tokens: how many more may be generated.
+        remaining_tokens: number of tokens that may still be generated.
         generator: draws all random numbers of this row.
         processors: its logits processors.
         schedule: sets the length of its drafts.
-        padded_prompt: the prompt ids as generate() has them, padding included; left out: the prompt has no padding.
+        padded_prompt: the prompt ids as generate() has them, with padding; empty if there is no padding.
     """
 
     index: int
@@ -92,9 +92,10 @@ class Row:
         self._copied = 0
 
     def input_ids(self, drafted: Sequence[int] = ()) -> Tensor:
-        """The ids that generate() would show to processors and criteria, and `drafted` behind them.
+        """The ids that generate() would pass to processors and criteria, followed by `drafted`.
 
-        Returns a new tensor `[1, n]`, which the receiver may keep.
+        Returns:
+            A new tensor `[1, n]`, which the receiver may keep.
         """
         n = self.padding + len(self.ids)
         if len(self._buffer) < n + len(drafted):
@@ -111,38 +112,43 @@ class Row:
 
 
 def input_ids(rows: Sequence[Row]) -> Tensor:
-    """The ids `[rows, n]` that generate() would show of rows that have grown by the same number of tokens."""
+    """The ids `[rows, n]` that generate() would pass on, for rows that have grown by the same number of tokens."""
     return rows[0].input_ids() if len(rows) == 1 else torch.cat([row.input_ids() for row in rows])
 
 
 class Schedule(Protocol):
-    """How long the next draft of a row should be. It depends on the row's own steps alone."""
+    """The length of the next draft of a row. It depends on the row's own steps alone."""
 
     def __init__(self, k: int) -> None: ...
 
     def length(self, match_length: int = 0) -> int:
-        """Tokens to draft next. `match_length`: tokens that matched in prompt lookup; 0 for other drafters."""
+        """Number of tokens to draft next.
+
+        Args:
+            match_length: number of matched tokens in prompt lookup; 0 for other drafters.
+        """
         ...
 
     def update(self, step: Step) -> None:
-        """Take note of the row's last step."""
+        """Learn from the row's last step."""
         ...
 
 
 class Drafter(Protocol):
     """Proposes tokens. It never changes a model or its configs.
 
-    `drafts_first`: it drafts before the target has read the prompt, at no cost to the first token. `reads_target`: it cannot
-    do so, since it starts from the target's hidden states.
+    Args:
+        drafts_first: it can draft before the target has read the prompt, without delaying the first token.
+        reads_target: it cannot do so, since it needs the target's hidden states.
     """
 
     drafts_first: bool
     reads_target: bool
 
     def propose(self, rows: Sequence[Row], max_draft_tokens: Sequence[int]) -> list[Draft]:
-        """A draft for each row: as long as its schedule wants, at most `max_draft_tokens[i]` tokens, or shorter."""
+        """A draft for each row: as long as its schedule wants or shorter, at most `max_draft_tokens[i]` tokens."""
         ...
 
 
 Verifier = Callable[["BlockDistributions", Draft, torch.Generator], Iterator[VerifiedToken]]
-"""Yields the tokens to append, in order; the last one is the correction or the bonus token. The loop stops asking at a stop."""
+"""Yields the tokens to append, in order; the last one is the correction or the bonus token. The loop may stop early."""

@@ -1,4 +1,4 @@
-"""From logits to the distributions that are sampled from: transformers' logits processors at every position of a block."""
+"""From logits to the distributions to sample from: transformers' logits processors at every position of a block."""
 
 from __future__ import annotations
 
@@ -16,30 +16,33 @@ if TYPE_CHECKING:
     from specnb.decoding.contracts import Draft, Row
 
 
-def _named(*names: str) -> set[type]:
-    return {getattr(logits_process, name) for name in names if hasattr(logits_process, name)}
+def _classes(names: str) -> set[type]:
+    """The logits processors of these names that the installed transformers has."""
+    return {getattr(logits_process, name) for name in names.split() if hasattr(logits_process, name)}
 
 
-# These look at nothing but their own row of scores, so a whole block may be given at once.
-_POINTWISE = _named("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "TopHLogitsWarper", "MinPLogitsWarper",
-                    "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper", "LogitNormalization",
-                    "InfNanRemoveLogitsProcessor", "SuppressTokensLogitsProcessor")  # fmt: skip
-# These look at one row's text and scores and keep nothing, so they may be called for a row alone, in any order.
-_ROWWISE = _POINTWISE | _named(
-    "MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor", "RepetitionPenaltyLogitsProcessor",
-    "NoRepeatNGramLogitsProcessor", "SequenceBiasLogitsProcessor", "NoBadWordsLogitsProcessor",
-    "ForcedBOSTokenLogitsProcessor", "ForcedEOSTokenLogitsProcessor", "ExponentialDecayLengthPenalty",
-    "SuppressTokensAtBeginLogitsProcessor", "WatermarkLogitsProcessor", "EncoderRepetitionPenaltyLogitsProcessor",
-    "EncoderNoRepeatNGramLogitsProcessor")  # fmt: skip
-_PER_ROW = ("prompt_ignore_length", "encoder_input_ids", "generated_ngrams")  # some of those hold these for all rows
+# These only look at the scores of their own position, so a whole block can be processed at once.
+_POINTWISE = _classes(
+    "TemperatureLogitsWarper TopKLogitsWarper TopPLogitsWarper TopHLogitsWarper MinPLogitsWarper TypicalLogitsWarper "
+    "EpsilonLogitsWarper EtaLogitsWarper LogitNormalization InfNanRemoveLogitsProcessor SuppressTokensLogitsProcessor"
+)
+# These only look at the text and scores of one row and keep no state, so they can be called for one row, in any order.
+_ROWWISE = _POINTWISE | _classes(
+    "MinLengthLogitsProcessor MinNewTokensLengthLogitsProcessor RepetitionPenaltyLogitsProcessor "
+    "NoRepeatNGramLogitsProcessor SequenceBiasLogitsProcessor NoBadWordsLogitsProcessor ForcedBOSTokenLogitsProcessor "
+    "ForcedEOSTokenLogitsProcessor ExponentialDecayLengthPenalty SuppressTokensAtBeginLogitsProcessor "
+    "WatermarkLogitsProcessor EncoderRepetitionPenaltyLogitsProcessor EncoderNoRepeatNGramLogitsProcessor"
+)
+_PER_ROW = ("prompt_ignore_length", "encoder_input_ids", "generated_ngrams")  # attributes with values of all rows
 
 
 class Processors:
-    """Logits processors, called as generate() would call them.
+    """A list of logits processors, called as generate() would call them.
 
-    `pointwise`: all of them look at their own scores only. `stateful`: the names of those that may look at other rows or
-    remember earlier calls (the user's own, some of transformers'). These are called once per token, in order, for all rows
-    together.
+    Attributes:
+        pointwise: all of them only look at the scores of their own position.
+        stateful: the names of those that may look at other rows or keep state between calls (the user's own, and some
+            of transformers'). These are called once per token, in order, for all rows together.
     """
 
     def __init__(self, processors: Sequence[Any] = ()) -> None:
@@ -48,45 +51,54 @@ class Processors:
         self.stateful = [type(p).__name__ for p in processors if type(p) not in _ROWWISE]
 
     def __call__(self, prefix: Tensor | None, scores: Tensor) -> Tensor:
-        """Processed scores `[n, vocab]` float32; `prefix` is `[n, length]`, or None if `pointwise`.
+        """Process scores.
 
-        Raises ValueError naming a processor that returns something else than scores of that shape.
+        Args:
+            prefix: the ids `[n, length]` in front of each position; None if `pointwise`.
+            scores: `[n, vocab]`.
+
+        Returns:
+            `[n, vocab]`, float32.
+
+        Raises:
+            ValueError: a processor returns something else than scores of that shape.
         """
-        scores = scores.to(torch.float32, copy=bool(self.stateful))  # the user's may write into them
+        scores = scores.to(torch.float32, copy=bool(self.stateful))  # the user's processors may write into them
         if not self.list:
             return scores
         device = scores.device
-        at = torch.empty(1, 0, dtype=torch.long, device=device) if prefix is None else prefix.to(device)
+        ids = torch.empty(1, 0, dtype=torch.long, device=device) if prefix is None else prefix.to(device)
         for processor in self.list:
             if type(processor) in _ROWWISE:
-                scores = processor(at, scores)
+                scores = processor(ids, scores)
                 continue
-            shape, scores = scores.shape, LogitsProcessorList([processor])(at, scores)  # it sees to their arguments
+            shape = scores.shape
+            scores = LogitsProcessorList([processor])(ids, scores)  # passes further arguments
             if not isinstance(scores, Tensor) or scores.shape != shape:
                 found = list(scores.shape) if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
                 raise ValueError(
-                    f"the logits processor {type(processor).__name__} was given scores {list(shape)} and returned {found}; "
-                    "it must return scores of the same shape."
+                    f"the logits processor {type(processor).__name__} was given scores {list(shape)} and returned "
+                    f"{found}; it must return scores of the same shape."
                 )
         return scores
 
     def for_row(self, row: int, rows: int) -> Processors:
-        """These processors for one of several rows: what transformers' own hold for all of them is cut to that row's."""
-        return self if rows == 1 else Processors([_of_row(p, row, rows) for p in self.list])
+        """The processors for one of several rows: of values that transformers' own hold for all rows, this row's."""
+        return self if rows == 1 else Processors([_select_row(p, row, rows) for p in self.list])
 
     @cached_property
     def for_draft(self) -> Processors:
-        """Those that a drafter may call too: out of order, and again after a rejection."""
+        """The processors that a drafter can call too: in any order, and again after a rejection."""
         return Processors([p for p in self.list if type(p) in _ROWWISE])
 
 
-def _of_row(processor: Any, row: int, rows: int) -> Any:
+def _select_row(processor: Any, row: int, rows: int) -> Any:
     if type(processor) not in _ROWWISE:
         return processor
     held = {name: value for name in _PER_ROW if isinstance(value := getattr(processor, name, None), (Tensor, list))}
     if held:
         processor = copy.copy(processor)
-        for name, value in held.items():  # as many as prompts: fewer than rows where one prompt has several
+        for name, value in held.items():  # one value per prompt; a prompt may have several rows
             at = row * len(value) // rows
             setattr(processor, name, value[at : at + 1])
         if hasattr(processor, "batch_size"):
@@ -95,17 +107,19 @@ def _of_row(processor: Any, row: int, rows: int) -> Any:
 
 
 class BlockDistributions:
-    """What the target and the drafter say about the positions of one row's block.
+    """The distributions of target and drafter at the positions of one row's block.
 
-    Position i (0 to k) is that of the token after i drafted ones. Processors that depend on the text are applied only when a
-    position is asked for, so that walking in order calls them exactly as plain decoding would. `distances` holds, with an
-    ensemble, the total variation to the target's distribution of each position asked for.
+    Position i (0 to k) is that of the token after i drafted ones. Processors that depend on the text are applied only
+    when a position is read. So reading the positions in order calls them exactly as plain decoding would.
 
     Args:
         row: the row before the block.
         draft: its drafted tokens and the distributions they were drawn from.
         logits: the target's, `[k + 1, vocab]`.
         ensemble_weight: w of the static ensemble w p + (1 - w) q at drafted positions (2604.07622).
+
+    Attributes:
+        distances: with an ensemble, the total variation distance to the target's distribution at each position read.
     """
 
     def __init__(self, row: Row, draft: Draft, logits: Tensor, ensemble_weight: float | None = None) -> None:
@@ -125,14 +139,14 @@ class BlockDistributions:
         processors = self.row.processors
         if processors.pointwise:
             return self._pointwise()[i]
-        if i not in self._scores:  # once: a processor may count its calls
+        if i not in self._scores:  # only once: a processor may count its calls
             committed = len(self.row.ids) - self._length
             ids = self.row.input_ids(self.draft.tokens[committed:i])
             self._scores[i] = processors(ids, self.logits[i : i + 1])[0]
         return self._scores[i]
 
     def target_probs(self, i: int) -> Tensor:
-        """p `[vocab]` at position i: what plain decoding would sample from; with an ensemble, w p + (1 - w) q."""
+        """p `[vocab]` at position i, which plain decoding would sample from; with an ensemble, w p + (1 - w) q."""
         p, q = self.scores(i).softmax(-1), self.draft_probs(i)
         if self.weight is None or q is None:
             return p
@@ -140,7 +154,7 @@ class BlockDistributions:
         return self.weight * p + (1 - self.weight) * q
 
     def draft_probs(self, i: int) -> Tensor | None:
-        """q `[vocab]` that drafted token i was drawn from; None for a point mass, and behind the draft."""
+        """q `[vocab]` that drafted token i was drawn from; None for a point mass, and after the draft."""
         return None if self.draft.probs is None or i >= len(self.draft.tokens) else self.draft.probs[i]
 
     def argmax(self, i: int) -> int:
@@ -154,11 +168,11 @@ class BlockDistributions:
         return self._choices[i]
 
     def probability(self, i: int) -> float:
-        """What the target gives drafted token i, after all processors; for a position that was asked for before."""
+        """The target's probability of drafted token i after all processors; position i must have been read."""
         return float(self.scores(i).softmax(-1)[self.draft.tokens[i]])
 
     def margins(self, n: int) -> Tensor:
-        """Gaps `[n]` between the two best scores at the first n positions, which were asked for before."""
+        """The gaps `[n]` between the two best scores at the first n positions, which must have been read."""
         pointwise = self.row.processors.pointwise
         scores = self._pointwise()[:n] if pointwise else torch.stack([self._scores[i] for i in range(n)])
         best = scores.topk(2).values
@@ -171,7 +185,7 @@ class BlockDistributions:
 
 
 def read_choices(blocks: Sequence[BlockDistributions]) -> None:
-    """Read the most probable tokens of all positions of a step from the device at once."""
+    """Read the most probable tokens of all positions of a step from the device in one transfer."""
     pointwise = [block.row.processors.pointwise for block in blocks]
     scores = [block._pointwise() if alone else block.logits for block, alone in zip(blocks, pointwise, strict=True)]
     read = torch.cat([one.argmax(-1) for one in scores]).tolist()

@@ -10,7 +10,7 @@ from specnb.decoding.contracts import Draft, Drafter, Row, Verifier, input_ids
 from specnb.decoding.distributions import BlockDistributions, Processors, read_choices
 from specnb.decoding.lm.base import LM
 from specnb.decoding.recorder import Recorder, RowStep, StepClock
-from specnb.decoding.stops import Stops
+from specnb.decoding.stops import StoppingChecker
 from specnb.trace import Step
 
 NO_DRAFT = Draft([])
@@ -22,7 +22,7 @@ def decode(
     rows: Sequence[Row],
     *,
     verifier: Verifier,
-    stops: Stops,
+    stops: StoppingChecker,
     ensemble_weight: float | None = None,
     lockstep: Processors | None = None,
     pad: int = 0,
@@ -37,16 +37,17 @@ def decode(
     Args:
         target, drafter: follow `rows`; without a drafter the target decodes plainly.
         verifier: decides which tokens are appended.
-        stops: decides when a row ends; asked after every token.
+        stops: decides when a row ends; called after every token.
         ensemble_weight: drafted positions follow the static ensemble of target and drafter (2604.07622).
-        lockstep: the logits processors of all rows, if the rows must grow in step, as they do in generate(): something looks
-            at all rows at once. It is then called once per token, and a row that has ended goes on until all have.
-        pad: the id that ended rows get in lockstep, where `stops.pads`.
-        recorder: says what is kept beside the tokens.
+        lockstep: the logits processors of all rows, if all rows must grow by the same number of tokens per step because
+            something (a processor, for example) looks at all rows at once. They are then called once per token, and a
+            row that has ended goes on until all have.
+        pad: the id that ended rows get in lockstep, if `stops.pads`.
+        recorder: says what is recorded beside the tokens.
     """
     recorder = recorder or Recorder()
     filler = pad if lockstep is not None and stops.pads else None
-    waits = drafter is not None and not _drafts_at_once(target, drafter, ensemble_weight)  # for the first pass
+    waits = drafter is not None and not _drafts_at_once(target, drafter, ensemble_weight)  # for the target's first pass
     while True:
         clock = StepClock()
         stops.before_step(rows, target.limit if target.hard_limit else None, lockstep is not None)
@@ -68,14 +69,14 @@ def decode(
                 drafts = equal_lengths(drafts, most, ended, pad)
         clock.drafted()
 
-        # verify: one pass of the target gives p at every drafted position, and behind the last
+        # verify: one pass of the target gives p at every drafted position and at the one after
         logits = target.logits(active, [d.tokens for d in drafts], [len(d.tokens) + 1 for d in drafts])
         blocks = [
             BlockDistributions(row, draft, out, ensemble_weight)
             for row, draft, out in zip(active, drafts, logits, strict=True)
         ]
         if not logits[0].is_cpu:
-            read_choices(blocks)  # this waits for the device, so that the clock shows the pass and not its launch
+            read_choices(blocks)  # waits for the device, so that the clock measures the pass and not its launch
         clock.verified()
 
         # commit: the tokens that the verifier keeps, and one of the target's own
@@ -100,16 +101,16 @@ def decode(
 def verify(
     row_steps: Sequence[RowStep],
     verifier: Verifier,
-    stops: Stops,
+    stops: StoppingChecker,
     recorder: Recorder,
     lockstep: Processors | None = None,
     filler: int | None = None,
 ) -> None:
-    """Append the tokens that `verifier` yields, position by position, until a row does not accept a token or ends.
+    """Append the tokens that `verifier` yields, position by position, until a row rejects a token or ends.
 
     Args:
-        row_steps: one row, or all rows that grow in step.
-        filler: what ended rows get instead of tokens.
+        row_steps: one row, or all rows that grow in lockstep.
+        filler: the id that ended rows get instead of tokens.
     """
     rows = [row_step.row for row_step in row_steps]
     verified = [verifier(row_step.block, row_step.draft, row_step.row.generator) for row_step in row_steps]
@@ -141,19 +142,19 @@ def verify(
 
 
 def _drafts_at_once(target: LM, drafter: Drafter, ensemble_weight: float | None) -> bool:
-    """Whether there is a draft before the target has read the prompt.
+    """Whether to draft before the target has read the prompt.
 
-    The first token waits for no draft model, unless it has to follow the ensemble.
+    A draft model would delay the first token. It drafts first only if the first token must follow the ensemble.
     """
     mixed = ensemble_weight is not None and not drafter.reads_target
     return target.drafts_first and (drafter.drafts_first or mixed)
 
 
 def equal_lengths(drafts: Sequence[Draft], most: Sequence[int], ended: Sequence[bool], pad: int) -> list[Draft]:
-    """Drafts of one length, for rows that grow in step: none could use tokens behind the shortest draft.
+    """Cut drafts to one length, for rows that grow in lockstep: tokens after the shortest draft could not be used.
 
     Args:
-        most: tokens that may be drafted for each row.
+        most: number of tokens that may be drafted for each row.
         ended: rows that have ended; their draft is padding.
     """
     k = min(n if done else len(draft.tokens) for draft, n, done in zip(drafts, most, ended, strict=True))
@@ -161,6 +162,6 @@ def equal_lengths(drafts: Sequence[Draft], most: Sequence[int], ended: Sequence[
 
 
 def max_draft_tokens(row: Row, target: LM) -> int:
-    """Tokens worth drafting for a row: the step adds one of its own, and positions end where the target's do."""
+    """Number of tokens worth drafting for a row: the step adds one itself, and the target's positions may end."""
     free, most = row.remaining_tokens - 1, target.max_draft_tokens(len(row.ids))
     return max(0, free if most is None else min(free, most))

@@ -1,4 +1,4 @@
-"""Between padded tensors, as generate() has them, and rows without padding, as the engine has them."""
+"""Between padded tensors, as generate() has them, and rows without padding."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 
-def split(input_ids: Tensor, attention_mask: Tensor | None) -> tuple[list[list[int]], list[int]]:
-    """Rows of `[rows, length]` without their padding, and how many pads stood before each.
+def unpad(input_ids: Tensor, attention_mask: Tensor | None) -> tuple[list[list[int]], list[int]]:
+    """Remove the padding of the prompts.
 
-    Raises ValueError for a mask with holes, or a row without tokens.
+    Args:
+        input_ids: `[rows, length]`.
+        attention_mask: `[rows, >= length]`; None: no padding.
+
+    Returns:
+        The ids of each row, and the number of padding tokens in front of each.
+
+    Raises:
+        ValueError: a row has no tokens, or padding between tokens.
     """
     ids: list[list[int]] = input_ids.tolist()
     if attention_mask is None:
@@ -25,46 +34,77 @@ def split(input_ids: Tensor, attention_mask: Tensor | None) -> tuple[list[list[i
             what = "masks everything" if not n else "has holes"
             raise ValueError(
                 f"attention_mask row {r} {what}; only padding before or after the tokens can be masked. (Where no mask "
-                "was given, transformers makes one that leaves out the pad id: give attention_mask=torch.ones_like(input_ids) if the prompt "
-                "is meant to hold it.)"
+                "was given, transformers makes one that leaves out the pad id: give "
+                "attention_mask=torch.ones_like(input_ids) if the prompt is meant to hold it.)"
             )
         rows.append(row[start : start + n])
         pads.append(start)
     return rows, pads
 
 
-def planes(position_ids: Tensor | None, rows: Sequence[Sequence[int]], pads: Sequence[int]) -> Tensor | None:
-    """Position ids of the padded batch, `[..., rows, length]`, aligned with the rows; None where they are 0, 1, 2, ...
+def align_position_ids(
+    position_ids: Tensor | None, rows: Sequence[Sequence[int]], pads: Sequence[int]
+) -> Tensor | None:
+    """The position ids of the padded batch, aligned with the rows.
 
-    A row that is shorter than the longest continues each plane one by one.
+    A row that is shorter than the longest is continued by 1, 2, ...; models with M-RoPE have several position ids per
+    token.
+
+    Args:
+        position_ids: `[..., rows, length]`, or None.
+        rows: the ids without padding.
+        pads: padding tokens in front of each row.
+
+    Returns:
+        `[..., rows, longest row]`; None if the positions are 0, 1, 2, ...
     """
     if position_ids is None:
         return None
-    own = [position_ids[..., min(r, position_ids.shape[-2] - 1), None, start : start + len(row)]
-           for r, (row, start) in enumerate(zip(rows, pads, strict=True))]  # fmt: skip
+    by_row = [
+        position_ids[..., min(r, position_ids.shape[-2] - 1), None, start : start + len(row)]
+        for r, (row, start) in enumerate(zip(rows, pads, strict=True))
+    ]
     if position_ids.dim() == 2 and all(
-        plane[0].tolist() == list(range(len(row) - plane.shape[-1], len(row)))
-        for plane, row in zip(own, rows, strict=True)
+        positions[0].tolist() == list(range(len(row) - positions.shape[-1], len(row)))
+        for positions, row in zip(by_row, rows, strict=True)
     ):
         return None
     width = max(map(len, rows))
     full = []
-    for plane in own:
-        ahead = torch.arange(1, width - plane.shape[-1] + 1, device=plane.device, dtype=plane.dtype)
-        full.append(torch.cat([plane, plane[..., -1:] + ahead], -1))
+    for positions in by_row:
+        ahead = torch.arange(1, width - positions.shape[-1] + 1, device=positions.device, dtype=positions.dtype)
+        full.append(torch.cat([positions, positions[..., -1:] + ahead], -1))
     return torch.cat(full, -2)
 
 
-def shift(value: Any, pads: Sequence[int], shape: torch.Size) -> Any:
-    """A per-token input (token types, ...) of the padded batch, aligned with the rows; anything else as it is."""
+def align_per_token(value: Any, pads: Sequence[int], shape: torch.Size) -> Any:
+    """Align an input with one value per token (token types, for example) with the rows.
+
+    Args:
+        value: an input of the padded batch. Anything but a tensor `[rows, length, ...]` is returned unchanged.
+        pads: padding tokens in front of each row.
+        shape: the shape of the padded prompts, `[rows, length]`.
+    """
     if not isinstance(value, Tensor) or value.shape[:2] != shape or not any(pads):
         return value
     rolled = torch.stack([row.roll(-n, 0) for row, n in zip(value, pads, strict=True)])
     return rolled[:, : shape[1] - min(pads)]
 
 
-def join(input_ids: Tensor, generated: Sequence[Sequence[int]], pad: int) -> Tensor:
-    """The prompts as they came and the generated ids behind them, `[rows, longest]`, padded at the end."""
+def append_generated(input_ids: Tensor, generated: Sequence[Sequence[int]], pad: int) -> Tensor:
+    """The padded prompts followed by the generated ids, `[rows, longest]`.
+
+    Args:
+        input_ids: the prompts `[rows, length]`.
+        generated: the new ids of each row.
+        pad: the id behind rows that are shorter than the longest.
+    """
     width = max(map(len, generated))
     new = torch.tensor([[*g, *[pad] * (width - len(g))] for g in generated], dtype=torch.long, device=input_ids.device)
     return torch.cat([input_ids, new.view(len(generated), width)], 1)
+
+
+def pad_token_id(config: GenerationConfig) -> int:
+    """The id behind rows that end before others, as in generate(): the end of sequence if there is no pad token."""
+    prepared = getattr(config, "_pad_token_tensor", None)
+    return int(config.pad_token_id or 0) if prepared is None else int(prepared)

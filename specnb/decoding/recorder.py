@@ -1,4 +1,4 @@
-"""What is kept of a run beside its tokens: the steps with their times, log-probabilities, margins, scores."""
+"""What is recorded of a run beside its tokens: the steps with their times, log-probabilities, margins, scores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specnb.trace import Step
 
 
 class RowStep:
-    """One row's part in one step: its draft, the distributions over it, and what was committed so far."""
+    """One row's part in one step: its draft, the distributions over it, and the tokens committed so far."""
 
     __slots__ = ("accepted", "block", "draft", "emitted", "position", "row")
 
@@ -30,7 +30,7 @@ class RowStep:
 
 
 class StepClock:
-    """When a step began, had its drafts, and had the target's logits."""
+    """The times at which a step began, had its drafts, and had the target's logits."""
 
     __slots__ = ("_began", "_drafted", "_verified")
 
@@ -38,9 +38,11 @@ class StepClock:
         self._began = self._drafted = self._verified = time.perf_counter()
 
     def drafted(self) -> None:
+        """The drafts are complete."""
         self._drafted = time.perf_counter()
 
     def verified(self) -> None:
+        """The target's logits are there."""
         self._verified = time.perf_counter()
 
     def seconds(self, rows: int) -> dict[str, Any]:
@@ -54,11 +56,11 @@ class StepClock:
 
 @dataclass
 class Recorder:
-    """What to keep, and what was kept.
+    """What to record, and what was recorded.
 
     Args:
-        logprobs, top_logprobs, margins, probabilities: kept in the steps (see `trace.Step`).
-        scores, logits: those of generate()'s output, one `[rows, vocab]` per token; None where nobody wants them.
+        logprobs, top_logprobs, margins, probabilities: recorded in the steps (see `trace.Step`).
+        scores, logits: those of generate()'s output, one `[rows, vocab]` per token; None if they are not requested.
         shows_scores: stopping criteria are given the scores.
     """
 
@@ -82,7 +84,7 @@ class Recorder:
             self.scores += (torch.stack([row_step.block.scores(position) for row_step in row_steps]),)
 
     def steps(self, row_steps: Sequence[RowStep], clock: StepClock) -> list[Step]:
-        """The steps of rows that got tokens, for the trace."""
+        """The `Step` of each row that got tokens."""
         if not row_steps:
             return []
         measured = self._measured(row_steps)
@@ -133,6 +135,7 @@ class Recorder:
             parts.append(row_step.block.margins(n))
 
     def _fields(self, row_step: RowStep, read: Iterator[float]) -> dict[str, Any]:
+        """One row's fields of `Step`, from the numbers that were read."""
         n, width = len(row_step.emitted), min(self.top_logprobs, row_step.block.logits.shape[-1])
         fields: dict[str, Any] = {}
         if self.logprobs:

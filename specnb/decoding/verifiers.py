@@ -1,7 +1,7 @@
-"""The verifiers: which drafted tokens are kept. Each is a few pure functions of tensors and a thin sampler.
+"""The verifiers decide which drafted tokens are kept. Each is a few pure functions of tensors and a thin sampler.
 
-p is the target's distribution at a drafted position, q the one that the drafted token x was drawn from; both `[vocab]`. q is
-None where x was chosen and not drawn (an argmax, a copied token): a point mass at x.
+p is the target's distribution at a drafted position, q the one that the drafted token x was drawn from; both `[vocab]`.
+q is None if x was chosen and not drawn (an argmax, a copied token): a point mass at x.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def _ratio(p: Tensor, q: Tensor) -> Tensor:
 def residual(p: Tensor, q: Tensor | None, x: int) -> Tensor:
     """The distribution `[vocab]` of the correction after x was rejected: max(p - q, 0), normalised.
 
-    For a point mass this is p without x. Where p = q nothing is ever rejected; p itself is returned then, so that rounding
-    cannot leave an empty distribution.
+    For a point mass this is p without x. If p = q, nothing is ever rejected; then p itself is returned, so that
+    rounding cannot leave an empty distribution.
     """
     if q is None:
         rest = p.clone()
@@ -44,10 +44,18 @@ def residual(p: Tensor, q: Tensor | None, x: int) -> Tensor:
 
 
 def block_acceptance(p: Sequence[Tensor], q: Sequence[Tensor | None], drafted: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Block verification: weights w and acceptance probabilities h, both `[k + 1]`, of the prefixes of a drafted block.
+    """Block verification: weights w and acceptance probabilities h of the prefixes of a drafted block.
 
-    The longest prefix whose own uniform draw is below h is accepted. Sun et al., "Block Verification Accelerates Speculative
-    Decoding", ICLR 2025 (2403.10444), algorithm 2. `p` has k + 1 entries, `q` k.
+    The longest prefix whose own uniform draw is below h is accepted. Sun et al., "Block Verification Accelerates
+    Speculative Decoding", ICLR 2025 (2403.10444), algorithm 2.
+
+    Args:
+        p: k + 1 distributions `[vocab]`.
+        q: k distributions `[vocab]`; None for a point mass.
+        drafted: k token ids.
+
+    Returns:
+        w and h, both `[k + 1]`.
     """
     k = len(drafted)
     w, h = [p[0].new_ones(())], [p[0].new_ones(())]
@@ -98,11 +106,11 @@ def greedy(block: BlockDistributions, draft: Draft, generator: torch.Generator) 
 
 
 def rejection_sampling(block: BlockDistributions, draft: Draft, generator: torch.Generator) -> Iterator[VerifiedToken]:
-    """Token by token: x is accepted with probability min(1, p(x) / q(x)), else the correction is drawn from the residual.
+    """Token by token: x is accepted with probability min(1, p(x) / q(x)), else a correction is drawn from the residual.
 
-    Leviathan et al. 2211.17192, algorithm 1. For a point mass this is the same as drawing from p and comparing with x. So
-    every token takes one random draw, whatever was drafted, and the text is the one that plain sampling writes with the same
-    seed.
+    Leviathan et al. 2211.17192, algorithm 1. For a point mass this is the same as drawing from p and comparing with x.
+    Then every token takes one random draw, whatever was drafted, and the text is the same as in plain sampling with the
+    same seed.
     """
     for i, x in enumerate(draft.tokens):
         p, q = block.target_probs(i), block.draft_probs(i)

@@ -1,4 +1,4 @@
-"""The drafters, one module each; `assemble` makes what a method names."""
+"""The drafters, one module each; `build_method` makes the target and the drafter of a method."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specnb.decoding.lm.base import LM, LMOptions, model_device
 from specnb.decoding.lm.block_check import check_draft
 from specnb.decoding.lm.cached import CachedLM
 from specnb.decoding.lm.create import create_lm
-from specnb.decoding.lm.kv_cache import other_layers
+from specnb.decoding.lm.kv_cache import unsupported_cache_layers
 from specnb.decoding.lm.model_inputs import CacheSize, PreparedInputs
 from specnb.drafters.draft_builder import DraftSampling
 from specnb.drafters.draft_model import DraftModel
@@ -21,7 +21,7 @@ from specnb.drafters.early_exit import early_exit
 from specnb.drafters.gemma4_assistant import Gemma4Assistant
 from specnb.drafters.mtp_layers import MtpLayers
 from specnb.drafters.prompt_lookup import PromptLookup
-from specnb.drafters.universal import Universal, readings_of
+from specnb.drafters.universal import Universal, retokenize_rows
 from specnb.models.gemma4 import is_gemma4_assistant
 from specnb.models.mtp import load_mtp, num_mtp_layers
 from specnb.models.pair import check_pair
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MethodContext:
-    """What a method gets to work with: the models, the rows and its options in effect.
+    """What a method needs: the models, the rows and its options in effect.
 
     Args:
         size: of a kv cache.
         prepared: what `generate()` prepared for the target.
-        probabilities: drafts report how probable their tokens were.
-        top_logprobs: drafts report so many of the best tokens at each place.
+        probabilities: drafts report the probability of each token.
+        top_logprobs: drafts report this many of the best tokens at each position.
     """
 
     model: PreTrainedModel
@@ -56,21 +56,28 @@ class MethodContext:
     probabilities: bool = False
     top_logprobs: int = 0
 
-    def target(self, **more: Any) -> LM:
-        """The target's LM."""
-        return create_lm(self.model, self.rows, self.size, prepared=self.prepared, **more)
+    def target(self, **kwargs: Any) -> LM:
+        """The target's LM; `kwargs` go to `create_lm`."""
+        return create_lm(self.model, self.rows, self.size, prepared=self.prepared, **kwargs)
 
-    def assistant(self, rows: Sequence[Any] | None = None, **more: Any) -> LM:
-        """The draft model's LM. Where an image could be missing it reads the prompts at once: it may not be able to."""
+    def assistant(self, rows: Sequence[Any] | None = None, **kwargs: Any) -> LM:
+        """The draft model's LM.
+
+        If the prompts may have images, the draft model reads them here, since it may not be able to.
+
+        Args:
+            rows: what the LM follows, if not the context's rows.
+            kwargs: for `create_lm`.
+        """
         model, rows = self.assistant_model, rows or self.rows
         assert model is not None
-        lm = create_lm(model, rows, self.size, role="draft model", **more)
+        lm = create_lm(model, rows, self.size, role="draft model", **kwargs)
         if self.prepared.inputs.extras or model.config.get_text_config(decoder=True) is not model.config:
             check_draft(model, lm, rows)
         return lm
 
     def sampling(self, target: LM) -> DraftSampling:
-        """How a drafter that has logits picks its tokens."""
+        """How a drafter picks tokens from its logits."""
         return DraftSampling(
             sample=self.sample,
             keep_probs=self.sample or self.options["assistant_ensemble_weight"] is not None,
@@ -96,21 +103,25 @@ def _draft_model(context: MethodContext) -> tuple[LM, Drafter]:
 
 
 def _early_exit(context: MethodContext) -> tuple[LM, Drafter]:
-    target, lower = early_exit(context.model, context.rows, context.options["assistant_early_exit"], context.size, context.prepared)
+    target, lower = early_exit(
+        context.model, context.rows, context.options["assistant_early_exit"], context.size, context.prepared
+    )
     return target, DraftModel(lower, context.sampling(target))
 
 
 def _universal(context: MethodContext) -> tuple[LM, Drafter]:
     if context.tokenizer is None or context.assistant_tokenizer is None:
         raise ValueError(
-            "method 'universal' needs tokenizer= and assistant_tokenizer=, to go from the one's tokens to the other's."
+            "method 'universal' needs tokenizer= and assistant_tokenizer=, to convert the tokens of one to those of "
+            "the other."
         )
-    target, tokenizers = context.target(), (text_tokenizer(context.tokenizer), text_tokenizer(context.assistant_tokenizer))
-    readings = readings_of(context.rows, *tokenizers)
-    lm = context.assistant(readings)
+    target = context.target()
+    tokenizers = text_tokenizer(context.tokenizer), text_tokenizer(context.assistant_tokenizer)
+    retokenized = retokenize_rows(context.rows, *tokenizers)
+    lm = context.assistant(retokenized)
     return target, Universal(
         lm,
-        readings,
+        retokenized,
         tokenizers,
         context.sampling(target),
         shared=context.sample or context.options["assistant_ensemble_weight"] is not None,
@@ -118,16 +129,16 @@ def _universal(context: MethodContext) -> tuple[LM, Drafter]:
 
 
 def _mtp_layers(context: MethodContext) -> tuple[LM, Drafter]:
-    kinds = sorted(set(other_layers(context.model.config).values()))
+    kinds = sorted(set(unsupported_cache_layers(context.model.config).values()))
     if kinds:
         raise Unsupported(
-            f"the MTP layers of {type(context.model).__name__} cannot draft: their cache ({', '.join(kinds)}) is more than keys and values. "
-            "Use another method."
+            f"the MTP layers of {type(context.model).__name__} cannot draft: their cache ({', '.join(kinds)}) is more "
+            "than keys and values. Use another method."
         )
     if any(parameter.is_meta for parameter in context.model.parameters()):
         raise Unsupported(
-            f"the MTP layers of {type(context.model).__name__} cannot draft while the model is offloaded, since they share its embedding "
-            "and head: load it without offloading, or use another method."
+            f"the MTP layers of {type(context.model).__name__} cannot draft while the model is offloaded, since they "
+            "share its embedding and head: load it without offloading, or use another method."
         )
     mtp = load_mtp(context.model)
     target = context.target(options=LMOptions(hidden_states="all"))
@@ -139,8 +150,8 @@ def _gemma4_assistant(context: MethodContext) -> tuple[LM, Drafter]:
     target = context.target(options=LMOptions(hidden_states="kept"))
     if not isinstance(target, CachedLM):
         raise ValueError(
-            f"the Gemma 4 drafter reads the target's keys and values, which {type(context.model).__name__} keeps in another way: use "
-            "another method, or generate the prompts one by one."
+            f"the Gemma 4 drafter reads the target's keys and values, which {type(context.model).__name__} keeps in "
+            "another way: use another method, or generate the prompts one by one."
         )
     return target, Gemma4Assistant(context.assistant_model, target, context.sampling(target))
 
@@ -156,12 +167,16 @@ _METHODS: dict[str, Callable[[MethodContext], tuple[LM, Drafter | None]]] = {
 }
 
 
-def method_for(
+def assistant_method(
     model: PreTrainedModel, assistant_model: PreTrainedModel | None, tokenizer: Any, assistant_tokenizer: Any
 ) -> str | None:
-    """The method that an assistant model is for: by its class, and by what the tokenizers do; None without one.
+    """The method that an assistant model is for, by its class and by a comparison of the tokenizers.
 
-    Raises ValueError for a pair that cannot work.
+    Returns:
+        A method's name; None without an assistant.
+
+    Raises:
+        ValueError: the pair cannot work.
     """
     fit = check_pair(model, tokenizer, assistant_model, assistant_tokenizer)
     if assistant_model is None:
@@ -174,29 +189,35 @@ def method_for(
 def with_defaults(method: Method, model: PreTrainedModel, sample: bool) -> Method:
     """The method with the defaults that depend on the call.
 
-    One drafted token per MTP layer. A length that was given, in the call or a config, is kept to. Otherwise it adapts to
-    measured times where the text cannot depend on them. It can where a drafter is sampled from, in block verification and in a
-    lossy ensemble (constant there), and in half precision, where block sizes may break ties differently (heuristic there, which
-    goes by the acceptance alone).
+    The draft length defaults to one token per MTP layer. A length that the call or a config gives is kept constant.
+    Without one, the schedule is
+
+    - "constant" if the text depends on the lengths: with a sampled drafter, block verification or a lossy ensemble;
+    - "heuristic" in half precision, where block sizes may break ties differently and must not depend on measured times;
+    - "adaptive" otherwise.
     """
     options = dict(method.given)
     if method.options.get("num_assistant_tokens", 0) is None:
         options["num_assistant_tokens"] = max(1, num_mtp_layers(model))
     if method.options.get("num_assistant_tokens_schedule", "") is None:
-        drawn = sample and (method.name != "prompt_lookup" or method.options.get("verification") == "block")
+        sampled = sample and (method.name != "prompt_lookup" or method.options.get("verification") == "block")
         lossy = method.options.get("assistant_ensemble_weight") is not None
-        given = options.get("num_assistant_tokens") is not None  # one per MTP layer counts as given
-        free = "heuristic" if _rounds(model) else "adaptive"
-        options["num_assistant_tokens_schedule"] = "constant" if given or drawn or lossy else free
+        given = options.get("num_assistant_tokens") is not None  # one token per MTP layer counts as given
+        free = "heuristic" if _uses_half_precision(model) else "adaptive"
+        options["num_assistant_tokens_schedule"] = "constant" if given or sampled or lossy else free
     return Method(method.name, **options)
 
 
-def _rounds(model: PreTrainedModel) -> bool:
+def _uses_half_precision(model: PreTrainedModel) -> bool:
     """Whether a model computes in less than float32 anywhere, by its parameters or under autocast."""
     kinds = {parameter.dtype for parameter in model.parameters()}
     return not kinds <= {torch.float32, torch.float64} or torch.is_autocast_enabled(model_device(model).type)
 
 
-def assemble(method: str, context: MethodContext) -> tuple[LM, Drafter | None]:
-    """The target and the drafter of a method, for one context. Raises ValueError where the models cannot do it."""
+def build_method(method: str, context: MethodContext) -> tuple[LM, Drafter | None]:
+    """The target's LM and the drafter of a method; None as drafter for plain decoding.
+
+    Raises:
+        ValueError: the models cannot be used for it.
+    """
     return _METHODS[method](context)

@@ -1,4 +1,4 @@
-"""How a drafter that has logits picks its tokens: one row's draft, token by token."""
+"""Builds one row's draft token by token from a drafter's logits."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class DraftSampling:
         keep_probs: the draft reports the distributions (`Draft.probs`).
         threshold: a draft ends after a token with less probability than this (`assistant_confidence_threshold`).
         probabilities: the draft reports the probability of each token.
-        device: where distributions and random numbers live.
-        vocab_size: the target's, which the distributions have.
-        top_logprobs: the draft reports so many of the best tokens of the drafter's own logits.
+        device: the device of distributions and random numbers, which is the target's.
+        vocab_size: of the target, and so of the distributions.
+        top_logprobs: the draft reports this many of the best tokens of the drafter's own logits.
     """
 
     sample: bool
@@ -38,7 +38,8 @@ class DraftSampling:
 class DraftBuilder:
     """The draft of one row: as long as its schedule wants, at most `max_draft_tokens` tokens.
 
-    `ended`: no further token is wanted, since one was below the threshold or the drafter has nothing more to say.
+    Attributes:
+        ended: no more tokens are wanted, since one was below the threshold or the drafter has reached its end.
     """
 
     row: Row
@@ -59,31 +60,36 @@ class DraftBuilder:
         return len(self.tokens) < self.length and not self.ended
 
     def add(self, logits: Tensor) -> None:
-        """Pick the next token from the drafter's logits `[vocab]`; its vocabulary may be padded to another size."""
-        how, processors = self.sampling, self.row.processors.for_draft
-        logits = logits[None, : how.vocab_size].to(how.device)
-        if logits.shape[-1] < how.vocab_size:  # before the processors: some know the target's size
-            logits = torch.nn.functional.pad(logits, (0, how.vocab_size - logits.shape[-1]), value=-torch.inf)
+        """Pick the next token.
+
+        Args:
+            logits: the drafter's, `[vocab]`. Its vocabulary may be padded to another size than the target's.
+        """
+        sampling, processors = self.sampling, self.row.processors.for_draft
+        logits = logits[None, : sampling.vocab_size].to(sampling.device)
+        if logits.shape[-1] < sampling.vocab_size:  # before the processors, some of which expect the target's size
+            logits = torch.nn.functional.pad(logits, (0, sampling.vocab_size - logits.shape[-1]), value=-torch.inf)
         scores = processors(None if processors.pointwise else self.row.input_ids(self.tokens), logits)[0]
-        if how.keep_probs:
+        if sampling.keep_probs:
             q = scores.softmax(-1)
-            if q[0].isnan():  # the processors leave the draft model no token at all
+            if q[0].isnan():  # the processors leave the draft model no token
                 self.ended = True
                 return
             self.probs.append(q)
-        token = draw(self.probs[-1], self.row.generator) if how.sample else int(scores.argmax())
+        token = draw(self.probs[-1], self.row.generator) if sampling.sample else int(scores.argmax())
         self.tokens.append(token)
-        if how.top_logprobs:
-            values, ids = logits[0].float().log_softmax(-1).topk(min(how.top_logprobs, how.vocab_size))
+        if sampling.top_logprobs:
+            values, ids = logits[0].float().log_softmax(-1).topk(min(sampling.top_logprobs, sampling.vocab_size))
             self.tops.append((values, ids))
-        if how.probabilities or (how.threshold and len(self.tokens) < self.length):  # a full draft ends anyway
-            probability = (self.probs[-1] if how.keep_probs else scores.softmax(-1))[token]
-            self.ended = bool(probability < how.threshold)
-            if how.probabilities:
+        # a full draft ends anyway
+        if sampling.probabilities or (sampling.threshold and len(self.tokens) < self.length):
+            probability = (self.probs[-1] if sampling.keep_probs else scores.softmax(-1))[token]
+            self.ended = bool(probability < sampling.threshold)
+            if sampling.probabilities:
                 self.probabilities.append(float(probability))
 
     def draft(self) -> Draft:
-        """The draft as it is."""
+        """The draft so far."""
         tops = None
         if self.tops:
             tops = torch.stack([values for values, _ in self.tops]), torch.stack([ids for _, ids in self.tops])

@@ -31,7 +31,7 @@ def available_methods(pair: Any) -> dict[str, str | None]:
         )
     fitting, why = None, _NO_DRAFT
     try:
-        fitting = drafters.method_for(pair.target, pair.assistant, pair.tokenizer, pair.assistant_tokenizer)
+        fitting = drafters.assistant_method(pair.target, pair.assistant, pair.tokenizer, pair.assistant_tokenizer)
     except ValueError as error:
         why = str(error)
     for name, info in METHODS.items():

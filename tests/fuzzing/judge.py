@@ -15,8 +15,8 @@ import torch
 from families.cells import is_specnbs, raised_by_specnb, refusal
 from torch import Tensor
 
-from specnb.decoding.lm.kv_cache import other_layers
-from specnb.decoding.lm.model_inputs import own_preparation
+from specnb.decoding.lm.kv_cache import unsupported_cache_layers
+from specnb.decoding.lm.model_inputs import custom_preparation
 
 from .draws import Draw
 from .script import source
@@ -225,8 +225,8 @@ def _misplaced(draw: Draw) -> bool:
     before them where the model counts positions by slots or by pad ids."""
     padded = draw.pad or len({len(row) for row in draw.rows}) > 1
     model = load(draw)["model"]()
-    placed = "position_ids" in inspect.signature(type(model).forward).parameters and not own_preparation(model)
-    placed = placed and not other_layers(model.config)  # a window behind the prompt, say, that counts its padding
+    placed = "position_ids" in inspect.signature(type(model).forward).parameters and not custom_preparation(model)
+    placed = placed and not unsupported_cache_layers(model.config)  # a window behind the prompt, say, that counts its padding
     return bool(padded and (draw.right or not placed))
 
 

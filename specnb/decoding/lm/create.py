@@ -1,4 +1,4 @@
-"""Which LM follows the rows of a model: the fast one, or the one that does what transformers does, row by row."""
+"""Creates the LM of a model: the fast one, or one that runs the model as transformers does, row by row."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from transformers import PreTrainedModel
 
 from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.lm.base import LM, LMOptions
-from specnb.decoding.lm.cached import CachedLM, own_masks
-from specnb.decoding.lm.kv_cache import other_layers
+from specnb.decoding.lm.cached import CachedLM, custom_masks_reason
+from specnb.decoding.lm.kv_cache import unsupported_cache_layers
 from specnb.decoding.lm.model_inputs import (
     PER_TOKEN,
     CacheSize,
     ModelInputs,
     PreparedInputs,
     cache_keyword,
-    caches_more,
+    custom_preparation,
     drops_cache,
     forward_parameters,
-    own_positions,
-    own_preparation,
-    types_at_first,
+    has_custom_cache,
+    has_custom_positions,
+    has_first_pass_token_types,
 )
-from specnb.decoding.lm.prepared import PreparedLM, arguments_of
+from specnb.decoding.lm.prepared import PreparedLM, prepare_arguments
 from specnb.decoding.lm.rowwise import RowwiseLM
-from specnb.decoding.padding import planes
+from specnb.decoding.padding import align_position_ids
 
-_AHEAD = 64  # tokens that a draft may be ahead of a row's end
+_DRAFT_MARGIN = 64  # number of tokens that a draft may reach past a row's end
 
 
 def create_lm(
@@ -45,115 +45,146 @@ def create_lm(
     """The LM for `rows` of `model`.
 
     Args:
-        prepared: what `generate()` prepared; None for a draft model, which is asked to prepare the same for itself.
+        size: of a kv cache.
+        prepared: what `generate()` prepared; None for a draft model, which then prepares its own inputs.
         role: "target" or "draft model", for messages.
         rolls_back: whether drafts will be rejected.
-        options: what a drafter wants of it.
-        cached: makes the LM of a model that keeps to the standard.
+        options: what a drafter needs.
+        cached: makes the LM of a model that `fits_cached_lm`.
 
-    Raises Unsupported for a model or rows that cannot be followed, naming what is in the way.
+    Raises:
+        Unsupported: the model or its rows cannot be decoded exactly; the message says why.
     """
     if rolls_back:
         check_rollback(model, role)
     inputs = prepared.inputs if prepared else ModelInputs()
     past = prepared.past if prepared else None
-    if not keeps_to_standard(model, _longest(rows)):
+    if not fits_cached_lm(model, _max_row_length(rows)):
         if role == "target" and size.prefill_chunk_size is not None:
             raise Unsupported(
-                f"prefill_chunk_size={size.prefill_chunk_size} cannot be followed with {type(model).__name__}, which prepares its "
-                "inputs in a way of its own: leave it out."
+                f"prefill_chunk_size={size.prefill_chunk_size} cannot be followed with {type(model).__name__}, which "
+                "prepares its inputs in a way of its own: leave it out."
             )
         if len(rows) == 1:
-            arguments = prepared.as_prepared(rows[0]) if prepared else None
+            arguments = prepared.arguments_for(rows[0]) if prepared else None
             extras = inputs.with_positions()
             return PreparedLM(
                 model, rows, arguments=arguments, extras=extras, past=past, rolls_back=rolls_back, options=options
             )
-        each = {row.index: of_row(model, inputs, r, row).with_positions() for r, row in enumerate(rows)}
+        inputs_by_row = {
+            row.index: select_row_inputs(model, inputs, r, row).with_positions() for r, row in enumerate(rows)
+        }
         lms: dict[int, LM] = {
-            row.index: PreparedLM(model, [row], extras=each[row.index], rolls_back=rolls_back, options=options)
+            row.index: PreparedLM(model, [row], extras=inputs_by_row[row.index], rolls_back=rolls_back, options=options)
             for row in rows
         }
         return RowwiseLM(lms)
     if prepared is None:
-        inputs = _own_inputs(model, rows)
-    if len(rows) > 1 and own_masks(model, inputs):
+        inputs = _draft_model_inputs(model, rows)
+    if len(rows) > 1 and custom_masks_reason(model, inputs):
         return RowwiseLM(
             {
-                row.index: cached(model, [row], size, PreparedInputs(inputs=of_row(model, inputs, r, row)), options)
+                row.index: cached(
+                    model, [row], size, PreparedInputs(inputs=select_row_inputs(model, inputs, r, row)), options
+                )
                 for r, row in enumerate(rows)
             }
         )
     return cached(model, rows, size, PreparedInputs(inputs=inputs, past=past if len(rows) == 1 else None), options)
 
 
-def check(model: PreTrainedModel, rows: Sequence[Row], prepared: PreparedInputs, rolls_back: bool) -> None:
-    """Raise Unsupported for a target, or rows of it, of which can be told without a pass that they cannot be followed."""
-    standard = keeps_to_standard(model, _longest(rows))
+def check_target(model: PreTrainedModel, rows: Sequence[Row], prepared: PreparedInputs, rolls_back: bool) -> None:
+    """Check whether a target and its rows can be decoded exactly, as far as that can be told without a pass.
+
+    Raises:
+        Unsupported: they cannot.
+    """
+    standard = fits_cached_lm(model, _max_row_length(rows))
     if rolls_back:
         check_rollback(model, "target")
         if not standard:
-            check_switch(model)
-    if len(rows) > 1 and (not standard or own_masks(model, prepared.inputs)):
+            check_context_switch(model)
+    if len(rows) > 1 and (not standard or custom_masks_reason(model, prepared.inputs)):
         for r, row in enumerate(rows):
-            of_row(model, prepared.inputs, r, row)
+            select_row_inputs(model, prepared.inputs, r, row)
 
 
-def _longest(rows: Sequence[Row]) -> int:
-    """Tokens that no row, nor a draft behind it, will outgrow."""
-    return max(len(row.ids) + getattr(row, "remaining_tokens", 0) for row in rows) + _AHEAD
+def _max_row_length(rows: Sequence[Row]) -> int:
+    """A number of tokens that no row with its drafts will exceed."""
+    return max(len(row.ids) + getattr(row, "remaining_tokens", 0) for row in rows) + _DRAFT_MARGIN
 
 
-def keeps_to_standard(model: PreTrainedModel, longest: int | None = None) -> bool:
-    """Whether `CachedLM` can feed the model rows of at most `longest` tokens and keep its cache."""
-    if own_preparation(model, longest) or caches_more(model) or other_layers(model.config):
+def fits_cached_lm(model: PreTrainedModel, max_length: int | None = None) -> bool:
+    """Whether `CachedLM` can run the model: it has transformers' standard inputs and cache.
+
+    Args:
+        max_length: the most tokens of a row; None if unknown.
+    """
+    if custom_preparation(model, max_length) or has_custom_cache(model) or unsupported_cache_layers(model.config):
         return False
     return cache_keyword(parameters := forward_parameters(type(model))) in parameters
 
 
 def check_rollback(model: PreTrainedModel, role: str) -> None:
-    """Raise Unsupported, naming model and layers, where a rejected draft cannot be taken back."""
+    """Raise Unsupported if rejected drafts cannot be rolled back; the message names the layers."""
     name = type(model).__name__
     if getattr(model, "_is_stateful", False):
-        kinds = ", ".join(sorted({*other_layers(model.config).values()} - {"DynamicIndexedLayer"}))
+        kinds = ", ".join(sorted({*unsupported_cache_layers(model.config).values()} - {"DynamicIndexedLayer"}))
         kinds = kinds or "kept outside the cache"
         raise Unsupported(
-            f"the {role} ({name}) has layers with a running state ({kinds}) that cannot be rolled back after a rejection: "
+            f"the {role} ({name}) has layers with a running state ({kinds}) that cannot be rolled back after a "
+            "rejection: "
             + ("use method='plain', or a target" if role == "target" else "use a draft model")
             + " whose layers are all attention layers."
         )
 
 
-def check_switch(model: PreTrainedModel) -> None:
-    """Raise Unsupported for a text that outgrows `original_max_position_embeddings` where transformers itself loses its beginning."""
+def check_context_switch(model: PreTrainedModel) -> None:
+    """Check a text that may outgrow `original_max_position_embeddings`.
+
+    Raises:
+        Unsupported: transformers would lose the beginning of the text there.
+    """
     if drops_cache(model) and cache_keyword(forward_parameters(type(model))) == "past_key_values":
         limit = model.config.get_text_config(decoder=True).original_max_position_embeddings
         raise Unsupported(
-            f"the text may outgrow {limit} tokens (original_max_position_embeddings), where {type(model).__name__} drops its cache, "
-            "and this transformers loses what was in it: give a smaller max_new_tokens, update transformers, or use method='plain'."
+            f"the text may outgrow {limit} tokens (original_max_position_embeddings), where {type(model).__name__} "
+            "drops its cache, and this transformers loses what was in it: give a smaller max_new_tokens, update "
+            "transformers, or use method='plain'."
         )
 
 
-def _own_inputs(model: PreTrainedModel, rows: Sequence[Row]) -> ModelInputs:
-    """The positions that a draft model prepares for itself, where it does so."""
-    if not own_positions(model) or own_preparation(model):
+def _draft_model_inputs(model: PreTrainedModel, rows: Sequence[Row]) -> ModelInputs:
+    """The position ids that a draft model prepares itself, if it does."""
+    if not has_custom_positions(model) or custom_preparation(model):
         return ModelInputs()
-    prepared = [arguments_of(model, row.ids)["position_ids"] for row in rows]
-    width = max(one.shape[-1] for one in prepared)
-    table = torch.cat([torch.nn.functional.pad(one, (0, width - one.shape[-1])) for one in prepared], -2)
-    lengths = [len(row.ids) for row in rows]
-    return ModelInputs(planes=planes(table, [row.ids for row in rows], [0] * len(rows)), lengths=lengths)
+    by_row = [prepare_arguments(model, row.ids)["position_ids"] for row in rows]
+    width = max(one.shape[-1] for one in by_row)
+    table = torch.cat([torch.nn.functional.pad(one, (0, width - one.shape[-1])) for one in by_row], -2)
+    position_ids = align_position_ids(table, [row.ids for row in rows], [0] * len(rows))
+    return ModelInputs(position_ids=position_ids, prompt_lengths=[len(row.ids) for row in rows])
 
 
-def of_row(model: PreTrainedModel, inputs: ModelInputs, r: int, row: Row) -> ModelInputs:
-    """What belongs to one of several rows. Raises Unsupported for what cannot be told apart."""
+def select_row_inputs(model: PreTrainedModel, inputs: ModelInputs, r: int, row: Row) -> ModelInputs:
+    """The inputs of one of several rows.
+
+    Args:
+        r: the row's place in the batch.
+
+    Raises:
+        Unsupported: an input cannot be separated by row.
+    """
     n, extras = len(row.ids), {}
     for name, value in inputs.extras.items():
         if name not in PER_TOKEN:
             raise Unsupported(
-                f"several rows with {name} cannot be decoded with {type(model).__name__}, which takes one row at a time here: "
-                "generate the prompts one by one."
+                f"several rows with {name} cannot be decoded with {type(model).__name__}, which takes one row at a "
+                "time here: generate the prompts one by one."
             )
         extras[name] = value[min(r, len(value) - 1) :][:1, :n]
-    own = None if inputs.planes is None else inputs.planes[..., min(r, inputs.planes.shape[-2] - 1), None, :n]
-    return ModelInputs(extras, own, types_at_first(model), [n])
+    position_ids = (
+        None
+        if inputs.position_ids is None
+        else inputs.position_ids[..., min(r, inputs.position_ids.shape[-2] - 1), None, :n]
+    )
+    return ModelInputs(extras, position_ids, has_first_pass_token_types(model), [n])

@@ -1,4 +1,4 @@
-"""The key/value store: preallocated, slot = position, rolled back by forgetting a length."""
+"""The kv cache: preallocated, one slot per position; rollback is setting a length."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 
 
 class WritePositions:
-    """Where the next tokens go, shared by all layers: row r writes slots `starts[r]` to `starts[r] + q - 1`.
+    """The slots of the next tokens, shared by all layers: row r writes slots `starts[r]` to `starts[r] + q - 1`.
 
-    With `whole` all slots are handed to the attention, written or not, so that nothing depends on the starts but numbers.
+    Attributes:
+        static: attention gets all slots, written or not, so that shapes do not depend on the starts (for CUDA graphs).
     """
 
     def __init__(self, rows: int, capacity: int) -> None:
@@ -22,20 +23,22 @@ class WritePositions:
         self.set([0] * rows)
 
     def set(self, starts: list[int]) -> None:
-        self.starts, self.first, self.last, self.whole = starts, min(starts), max(starts), False
+        """Set the first slot to write of each row."""
+        self.starts, self.min_start, self.max_start, self.static = starts, min(starts), max(starts), False
         self._slots: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
-    def set_whole(self, at: Tensor) -> None:
-        """Write slots `at` `[rows, q]`, which the store holds."""
-        self.whole = True
+    def set_static(self, at: Tensor) -> None:
+        """Write slots `at` `[rows, q]`, which the cache already has; shapes stay the same."""
+        self.static = True
         self._slots = {at.device: (torch.arange(at.shape[0], device=at.device)[:, None], at)}
 
     @property
     def uniform(self) -> bool:
-        return self.first == self.last
+        """Whether all rows write the same slots."""
+        return self.min_start == self.max_start
 
     def slots(self, q: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Index tensors `[rows, 1]` and `[rows, q]` of the slots to write; built once per forward and device."""
+        """Index tensors `[rows, 1]` and `[rows, q]` of the slots to write; built once per pass and device."""
         if device not in self._slots:
             rows = torch.arange(len(self.starts), device=device)[:, None]
             at = torch.tensor(self.starts, device=device)[:, None] + torch.arange(q, device=device)
@@ -44,7 +47,7 @@ class WritePositions:
 
 
 class KVCacheLayer(DynamicLayer):
-    """One layer's keys and values, `[rows, heads, capacity, dim]`. Only the visible slots are handed to the attention."""
+    """One layer's keys and values, `[rows, heads, capacity, dim]`. Attention only gets the visible slots."""
 
     def __init__(self, write_positions: WritePositions, window: int | None) -> None:
         super().__init__()
@@ -53,14 +56,18 @@ class KVCacheLayer(DynamicLayer):
         self.is_sliding = window is not None
 
     def visible(self, q: int) -> tuple[int, int]:
-        """First and end slot that some of the next q tokens of some row can see."""
-        if self.write_positions.whole:
+        """First and end slot that any of the next q tokens of any row can see."""
+        if self.write_positions.static:
             return 0, self.keys.shape[2]
-        first = 0 if self.window is None else max(0, self.write_positions.first - self.window + 1)
-        return first, self.write_positions.last + q
+        first = 0 if self.window is None else max(0, self.write_positions.min_start - self.window + 1)
+        return first, self.write_positions.max_start + q
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values `[rows, heads, q, dim]`; returns views of the visible ones."""
+        """Write new keys and values `[rows, heads, q, dim]`.
+
+        Returns:
+            Views of the visible keys and values, `[rows, heads, visible, dim]`.
+        """
         q = key_states.shape[2]
         first, end = self.visible(q)
         if not self.is_initialized:
@@ -68,8 +75,8 @@ class KVCacheLayer(DynamicLayer):
             self.keys, self.values = self._allocate(key_states), self._allocate(value_states)
         if end > self.keys.shape[2]:
             self.write_positions.capacity = max(end, 2 * self.keys.shape[2], self.write_positions.capacity)
-            self.keys, self.values = self._grown(self.keys), self._grown(self.values)
-        if self.write_positions.uniform and not self.write_positions.whole:
+            self.keys, self.values = self._enlarged(self.keys), self._enlarged(self.values)
+        if self.write_positions.uniform and not self.write_positions.static:
             self.keys[:, :, end - q : end] = key_states
             self.values[:, :, end - q : end] = value_states
         else:
@@ -79,42 +86,51 @@ class KVCacheLayer(DynamicLayer):
         return self.keys[:, :, first:end], self.values[:, :, first:end]
 
     def _allocate(self, like: Tensor) -> Tensor:
-        # zeros, not empty: a masked slot still meets a weight of 0, and 0 x NaN is NaN
+        # zeros, not empty: masked slots are multiplied by 0, and 0 x NaN is NaN
         capacity = self.write_positions.capacity = max(self.write_positions.capacity, self.visible(like.shape[2])[1])
         return like.new_zeros(like.shape[0], like.shape[1], capacity, like.shape[3])
 
-    def _grown(self, old: Tensor) -> Tensor:
+    def _enlarged(self, old: Tensor) -> Tensor:
         new = old.new_zeros(*old.shape[:2], self.write_positions.capacity, old.shape[3])
         new[:, :, : old.shape[2]] = old
         return new
 
     def get_seq_length(self) -> int:
-        return self.write_positions.last
+        """Length of the longest row."""
+        return self.write_positions.max_start
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Number of visible slots and the first of them, for transformers' masks."""
         first, end = self.visible(query_length)
         return end - first, first
 
 
-def layer_plan(config: PreTrainedConfig) -> list[Any]:
+def standard_cache_layers(config: PreTrainedConfig) -> list[Any]:
     """The cache layers that transformers would make for `config`."""
     text = config.get_text_config(decoder=True)
     return DynamicCache(config=text).layers or [DynamicLayer() for _ in range(text.num_hidden_layers)]
 
 
-def other_layers(config: PreTrainedConfig) -> dict[int, str]:
-    """The layers whose cache is of a kind that `KVCache` does not hold, by number; what kind."""
-    return {i: type(layer).__name__ for i, layer in enumerate(layer_plan(config)) if not _plain(layer)}
+def unsupported_cache_layers(config: PreTrainedConfig) -> dict[int, str]:
+    """The layers that need another cache than `KVCache`: by number, the class of cache layer."""
+    return {
+        i: type(layer).__name__ for i, layer in enumerate(standard_cache_layers(config)) if not _is_supported(layer)
+    }
 
 
 class KVCache(Cache):
-    """A transformers cache in which every row has its own length, `lengths[r]`; rollback is setting a length.
+    """A transformers cache in which every row has its own length.
 
-    The layers follow the plan transformers itself makes for `config` (full, sliding, shared).
+    The layers are of the kinds that transformers itself makes for `config` (full, sliding, shared).
+
+    Args:
+        config: the model's.
+        rows: the rows' indices.
+        capacity: number of slots to allocate at first.
     """
 
     def __init__(self, config: PreTrainedConfig, rows: Sequence[int], capacity: int) -> None:
-        plan = layer_plan(config)
+        plan = standard_cache_layers(config)
         self.rows = list(rows)
         self.write_positions = WritePositions(len(rows), capacity)
         windows = [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in plan]
@@ -127,18 +143,19 @@ class KVCache(Cache):
 
     @property
     def row_layers(self) -> list[KVCacheLayer]:
+        """The layers that hold keys and values."""
         return [layer for layer in self.layers if isinstance(layer, KVCacheLayer)]
 
     def tensors(self) -> list[Tensor]:
-        """All keys and values; others take their place when the store grows or a row leaves."""
+        """All keys and values. They are replaced when the cache grows or a row leaves."""
         return [kept for layer in self.row_layers if layer.is_initialized for kept in (layer.keys, layer.values)]
 
     def holds(self, length: int) -> bool:
-        """Whether every layer has slots for so many tokens."""
+        """Whether every layer has slots for this many tokens."""
         return all(layer.is_initialized and length <= layer.keys.shape[2] for layer in self.row_layers)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
-        """Keep only these of its rows (by the numbers they came with)."""
+        """Keep only these of the rows, given by index."""
         if len(rows) == len(self.rows):
             return
         kept = [self.rows.index(row) for row in rows]
@@ -149,25 +166,30 @@ class KVCache(Cache):
                 layer.keys, layer.values = layer.keys.index_select(0, index), layer.values.index_select(0, index)
 
     def mask(self, positions: Tensor, dtype: torch.dtype | None = None) -> Tensor | dict[str, Tensor]:
-        """What tokens at `positions` `[rows, q]` may see: `[rows, 1, q, slots]`, one per layer type if there are several.
+        """The attention mask of tokens at `positions` `[rows, q]`.
 
-        Boolean, or 0 and the lowest number of `dtype` for an attention that adds the mask to the scores.
+        Args:
+            dtype: None for a boolean mask; else 0 and the lowest number of this type, for an attention that adds the
+                mask.
+
+        Returns:
+            `[rows, 1, q, slots]`; a dict of masks by layer type if there are several types.
         """
         masks: dict[int | None, Tensor] = {}
         for window, (first, end) in {
             layer.window: layer.visible(positions.shape[1]) for layer in self.row_layers
         }.items():
             slots = torch.arange(first, end, device=positions.device)
-            see = slots <= positions[:, None, :, None]
+            allowed = slots <= positions[:, None, :, None]
             if window is not None:
-                see = see & (slots > positions[:, None, :, None] - window)
-            masks[window] = see if dtype is None else added(see, dtype)
+                allowed = allowed & (slots > positions[:, None, :, None] - window)
+            masks[window] = allowed if dtype is None else additive_mask(allowed, dtype)
         if len(masks) == 1:
             return next(iter(masks.values()))
         return {"full_attention" if window is None else "sliding_attention": mask for window, mask in masks.items()}
 
-    def load(self, cache: DynamicCache, length: int) -> None:
-        """Take over the first `length` tokens that a filled transformers cache holds."""
+    def load_from(self, cache: DynamicCache, length: int) -> None:
+        """Copy the first `length` tokens that a filled transformers cache holds."""
         self.write_positions.capacity = max(self.write_positions.capacity, length + 1)
         for layer, old in zip(self.layers, cache.layers, strict=False):
             if not isinstance(layer, KVCacheLayer):
@@ -178,11 +200,16 @@ class KVCache(Cache):
             layer.keys[:, :, length - held : length] = old.keys
             layer.values[:, :, length - held : length] = old.values
 
-    def unload(self, cache: DynamicCache, lengths: Sequence[int], pads: Sequence[int]) -> None:
-        """Leave the first `lengths[r]` tokens of each row in a transformers cache, as plain generation would have, behind `pads[r]`
-        empty slots: rows end together."""
+    def export_to(self, cache: DynamicCache, lengths: Sequence[int], pads: Sequence[int]) -> None:
+        """Fill a transformers cache as plain decoding would. All rows must end at the same slot.
+
+        Args:
+            cache: the cache to fill.
+            lengths: number of tokens to copy of each row.
+            pads: number of empty slots in front of each row.
+        """
         end = lengths[0] + pads[0]
-        while len(cache.layers) < len(self.layers):  # a cache made without a config adds its layers as they come
+        while len(cache.layers) < len(self.layers):  # made without a config, it adds layers when they are used
             cache.layers.append(DynamicLayer())
         for layer, out in zip(self.layers, cache.layers, strict=True):
             if not isinstance(layer, KVCacheLayer) or not layer.is_initialized:
@@ -193,11 +220,11 @@ class KVCache(Cache):
                 out.cumulative_length = end
             if not out.is_initialized:
                 out.lazy_initialization(layer.keys, layer.values)
-            out.keys, out.values = (_behind(kept, first, lengths, pads) for kept in (layer.keys, layer.values))
+            out.keys, out.values = (_left_padded(kept, first, lengths, pads) for kept in (layer.keys, layer.values))
 
 
-def _behind(kept: Tensor, first: int, lengths: Sequence[int], pads: Sequence[int]) -> Tensor:
-    """The slots from `first` on of what is kept of each row when `pads[r]` empty ones stand before it."""
+def _left_padded(kept: Tensor, first: int, lengths: Sequence[int], pads: Sequence[int]) -> Tensor:
+    """One tensor with the slots from `first` on, each row after `pads[r]` empty slots."""
     if not any(pads):
         return kept[:, :, first : lengths[0]]
     out = kept.new_zeros(*kept.shape[:2], lengths[0] + pads[0] - first, kept.shape[3])
@@ -207,11 +234,11 @@ def _behind(kept: Tensor, first: int, lengths: Sequence[int], pads: Sequence[int
     return out
 
 
-def added(see: Tensor, dtype: torch.dtype) -> Tensor:
-    """A boolean mask for an attention that adds it to the scores: 0, and the lowest number of `dtype`."""
-    return torch.zeros_like(see, dtype=dtype).masked_fill(~see, torch.finfo(dtype).min)
+def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask to add to attention scores, from a boolean one: 0 if allowed, else the lowest number of `dtype`."""
+    return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
 
 
-def _plain(layer: Any) -> bool:
+def _is_supported(layer: Any) -> bool:
     plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
-    return plain or type(layer).__name__ == "DummyLayer"  # a layer that shares another's keys and stores nothing
+    return plain or type(layer).__name__ == "DummyLayer"  # stores nothing: it shares another layer's keys and values

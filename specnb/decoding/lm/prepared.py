@@ -1,7 +1,7 @@
-"""PreparedLM: for models that prepare their inputs in a way of their own, or whose cache is of another kind. One row each.
+"""PreparedLM: for models that prepare their inputs differently, or have another cache. One row each.
 
-Such a model is fed by its own `prepare_inputs_for_generation` and keeps transformers' own cache, as in transformers' assisted
-decoding. This is slower than `CachedLM`, and right for everything that works there.
+The model runs with its own `prepare_inputs_for_generation` and transformers' own cache, as in transformers' assisted
+decoding. This is slower than `CachedLM`, and works for every model that works there.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.lm.base import LM, LMOptions, model_device
 from specnb.decoding.lm.model_inputs import cache_keyword, forward_parameters
 
-CACHES = ("cache", "past_key_values")
-"""The name of the cache among the arguments: the first since transformers 5.24, the second before."""
-_KEPT = 64  # lengths whose arguments are kept: more than a draft and a step
+CACHE_NAMES = ("cache", "past_key_values")
+"""The names of the cache argument: "cache" since transformers 5.24, "past_key_values" before."""
+_MAX_STORED_ARGUMENTS = 64  # one entry per text length; more than a draft and a step need
 
 
 class PreparedLM(LM):
-    """A causal language model fed by its own preparation, for one row.
+    """A causal language model that prepares its own inputs, for one row.
 
     Args:
         model, rows, options: as for `LM`.
-        arguments: what `generate()` prepared for the row's prompt; None: it is asked.
+        arguments: what `generate()` prepared for the row's prompt; None: they are prepared here.
         extras: what the call gave beside token ids (images, token types), for the prompt; used without `arguments`.
-        past: the transformers cache to fill; it may hold the beginning of the row. None: one of its own.
-        rolls_back: whether drafts will be rejected. Without (plain decoding) any model will do, recurrent ones too.
+        past: the transformers cache to fill; it may hold the beginning of the row. None makes one.
+        rolls_back: whether drafts will be rejected. Without (plain decoding) any model works, recurrent ones too.
     """
 
     drafts_first = False
@@ -52,146 +52,171 @@ class PreparedLM(LM):
         options: LMOptions = LMOptions(),
     ) -> None:
         super().__init__(model, rows, options)
-        self._given = model
+        self._original_model = model
         self._extras, self._rolls_back = dict(extras or {}), rolls_back
         self._started = False
-        self._floor = 0  # the cache cannot be taken back further
-        self._records = False
-        self._fixed: set[int] = set()  # layers of the cache that do not grow with the text: they hold an image
-        self._ids: list[int] = []  # what the cache holds
-        # of generate(), by length of the text
+        self._min_length = 0  # the cache cannot be cropped further
+        self._records_past = False
+        self._fixed_layers: set[int] = set()  # cache layers that hold an image and do not grow with the text
+        self._cached_ids: list[int] = []  # the tokens in the cache
+        # what generate() prepares, by text length
         self._arguments: dict[int, dict[str, Any]] = (
             {len(rows[0].ids): dict(arguments)} if arguments is not None else {}
         )
-        self._outputs: Any = ModelOutput()
+        self._last_outputs: Any = ModelOutput()
         self._past = past
         self._cache: Any = None
         held = cached_length(past)
         if held:
-            self._agreed[rows[0].index], self._ids = held, list(rows[0].ids[:held])
+            self._cached[rows[0].index], self._cached_ids = held, list(rows[0].ids[:held])
 
-    def _forward(self, rows: Sequence[Row], fed: Sequence[Sequence[int]], starts: list[int], keep: int) -> Tensor:
-        start, new = starts[0], list(fed[0])
-        if self._last_id is not None:
-            new = [min(token, self._last_id) for token in new]
-        if self._started and not self._cut(start, len(rows[0].ids)):
-            start, new = 0, [*self._ids[:start], *new]
-        self._ids = [*self._ids[:start], *new]
-        ids = torch.tensor([self._ids], device=self.device)
-        arguments = self._at(len(self._ids))
-        name = next((name for name in CACHES if name in arguments), CACHES[0])
+    def _forward(
+        self, rows: Sequence[Row], new_tokens: Sequence[Sequence[int]], starts: list[int], num_logits: int
+    ) -> Tensor:
+        start, new = starts[0], list(new_tokens[0])
+        if self._max_token_id is not None:
+            new = [min(token, self._max_token_id) for token in new]
+        if self._started and not self._crop(start, len(rows[0].ids)):
+            start, new = 0, [*self._cached_ids[:start], *new]
+        self._cached_ids = [*self._cached_ids[:start], *new]
+        ids = torch.tensor([self._cached_ids], device=self.device)
+        arguments = self._arguments_for(len(self._cached_ids))
+        name = next((name for name in CACHE_NAMES if name in arguments), CACHE_NAMES[0])
         if self._cache is None:
             self._cache = arguments.get(name)
-            self._record(self._cache)
+            self._start_recording(self._cache)
         else:
             arguments = arguments | {name: self._cache}
-        before = _lengths(self._cache)
+        before = _layer_lengths(self._cache)
         with torch.no_grad():
             inputs = self.model.prepare_inputs_for_generation(
                 ids, next_sequence_length=len(new) if start else None, is_first_iteration=not self._started, **arguments
             )
             if "logits_to_keep" in inputs:
-                inputs["logits_to_keep"] = max(keep, 1)
+                inputs["logits_to_keep"] = max(num_logits, 1)
             out = self.model(**inputs, return_dict=True)
-        self._took(out)
-        after = _lengths(self._cache)
-        self._fixed |= {i for i, n in enumerate(before) if n and i < len(after) and after[i] == n}
+        self._store_outputs(out)
+        after = _layer_lengths(self._cache)
+        self._fixed_layers |= {i for i, n in enumerate(before) if n and i < len(after) and after[i] == n}
         if self._capture is not None:
             states, self._capture.value = self._capture.value.last_hidden_state, None
-            self._remember(rows, [new], starts, keep, states)
+            self._store_hidden_states(rows, [new], starts, num_logits, states)
         logits: Tensor = out.logits
-        if not keep:
+        if not num_logits:
             return logits
-        if logits.shape[1] < keep:
+        if logits.shape[1] < num_logits:
             raise Unsupported(
-                f"{type(self.model).__name__} gives logits for {logits.shape[1]} of {keep} tokens of a pass, so drafts "
-                "cannot be verified; use method='plain'."
+                f"{type(self.model).__name__} gives logits for {logits.shape[1]} of {num_logits} tokens of a pass, so "
+                "drafts cannot be verified; use method='plain'."
             )
-        return logits[:, -keep:]
+        return logits[:, -num_logits:]
 
-    def _took(self, out: Any) -> None:
-        """Keep what the next pass needs of a pass's output."""
-        cache = next((out[name] for name in CACHES if out.get(name) is not None), None)
-        self._outputs = type(out)({k: v for k, v in out.items() if k not in ("logits", *CACHES)}) if out else out
+    def _store_outputs(self, out: Any) -> None:
+        """Keep what the next pass needs from a pass's output."""
+        cache = next((out[name] for name in CACHE_NAMES if out.get(name) is not None), None)
+        self._last_outputs = (
+            type(out)({k: v for k, v in out.items() if k not in ("logits", *CACHE_NAMES)}) if out else out
+        )
         if self._rolls_back and cache is None:
             raise Unsupported(
                 f"{type(self.model).__name__} keeps no key/value cache, so a rejected draft cannot be taken back; "
                 "use method='plain'."
             )
         if cache is not self._cache:
-            self._record(cache)
+            self._start_recording(cache)
         self._cache = cache
         fixed = [layer for layer in getattr(cache, "layers", ()) if not getattr(layer, "is_croppable", True)]
-        kinds = sorted({type(layer).__name__ for layer in fixed if _holds(layer)})
+        kinds = sorted({type(layer).__name__ for layer in fixed if _is_filled(layer)})
         if self._rolls_back and kinds:
             raise Unsupported(
-                f"{type(self.model).__name__} cannot draft or be drafted for: its cache has layers ({', '.join(kinds)}) that "
-                "cannot be rolled back after a rejection; use method='plain'."
+                f"{type(self.model).__name__} cannot draft or be drafted for: its cache has layers "
+                f"({', '.join(kinds)}) that cannot be rolled back after a rejection; use method='plain'."
             )
         self._started = True
 
-    def _record(self, cache: Any) -> None:
-        """Have the cache's layers keep what a rollback needs."""
+    def _start_recording(self, cache: Any) -> None:
+        """Make the cache's layers keep what a rollback needs."""
         sliding = any(getattr(layer, "is_sliding", False) for layer in getattr(cache, "layers", ()))
-        if self._rolls_back and sliding and not _windows_roll_back():
+        if self._rolls_back and sliding and not _sliding_window_rolls_back():
             raise Unsupported(
-                f"{type(self.model).__name__} has sliding windows and prepares its inputs in a way of its own, which takes a newer "
-                f"transformers than {transformers.__version__} to roll back: update it, or use method='plain'."
+                f"{type(self.model).__name__} has sliding windows and prepares its inputs in a way of its own, which "
+                f"takes a newer transformers than {transformers.__version__} to roll back: update it, or use "
+                "method='plain'."
             )
         if self._rolls_back and hasattr(cache, "activate_past_recording"):
             cache.activate_past_recording()
-            self._records = any(hasattr(layer, "record_past") for layer in cache.layers)
+            self._records_past = any(hasattr(layer, "record_past") for layer in cache.layers)
 
-    def _cut(self, n: int, certain: int) -> bool:
-        """Take the cache back to the first `n` tokens, of which `certain` will not be taken back. False: it is empty now."""
-        held = len(self._ids)
-        if n == 0 or n < self._floor:
-            self._cache, self._past, self._arguments, self._started, self._floor = None, None, {}, False, 0
+    def _crop(self, n: int, certain: int) -> bool:
+        """Crop the cache to the first `n` tokens.
+
+        Args:
+            certain: number of committed tokens; these will not be rolled back later.
+
+        Returns:
+            False if that was not possible and the cache was emptied.
+        """
+        held = len(self._cached_ids)
+        if n == 0 or n < self._min_length:
+            self._cache, self._past, self._arguments, self._started, self._min_length = None, None, {}, False, 0
             return False
         if self._rolls_back and (n < held or n <= certain):
             for i, layer in enumerate(self._cache.layers):
-                if _holds(layer) and i not in self._fixed:
-                    layer.crop(n - held)  # also by 0: what was recorded can go then
-            self._floor = n if self._records else 0
+                if _is_filled(layer) and i not in self._fixed_layers:
+                    layer.crop(n - held)  # also by 0, which drops what was recorded
+            self._min_length = n if self._records_past else 0
         return True
 
-    def _at(self, n: int) -> dict[str, Any]:
+    def _arguments_for(self, n: int) -> dict[str, Any]:
         """The arguments that `generate()` would give for a text of `n` tokens."""
         known = [length for length in self._arguments if length <= n]
         if not known:
             extras = {} if self._started else self._extras
-            self._arguments = {n: arguments_of(self._given, self._ids[:n], self._past, **extras)}
+            self._arguments = {n: prepare_arguments(self._original_model, self._cached_ids[:n], self._past, **extras)}
             return self._arguments[n]
         at = max(known)
         arguments = self._arguments[at]
         while at < n:
             update = self.model._update_model_kwargs_for_generation
-            arguments = update(self._outputs, dict(arguments), is_encoder_decoder=False)
+            arguments = update(self._last_outputs, dict(arguments), is_encoder_decoder=False)
             at += 1
             self._arguments[at] = arguments
-        for length in [length for length in self._arguments if length < n - _KEPT]:
+        for length in [length for length in self._arguments if length < n - _MAX_STORED_ARGUMENTS]:
             del self._arguments[length]
         return arguments
 
     def export_cache(self, cache: Any, rows: Sequence[Row]) -> Any:
+        """The cache with all tokens but the last; None if the row had padding."""
         row = rows[0]
         if row.padding:
             return None
-        if self._rolls_back and self._cache is not None and len(self._ids) >= len(row.ids):
-            self._cut(len(row.ids) - 1, len(row.ids))
+        if self._rolls_back and self._cache is not None and len(self._cached_ids) >= len(row.ids):
+            self._crop(len(row.ids) - 1, len(row.ids))
         return self._cache
 
 
-def arguments_of(model: PreTrainedModel, ids: Sequence[int], past: Any = None, **extras: Any) -> dict[str, Any]:
-    """What `model.generate()` prepares for the prompt `ids` and would decode with: positions, a cache, `extras`."""
+def prepare_arguments(model: PreTrainedModel, ids: Sequence[int], past: Any = None, **extras: Any) -> dict[str, Any]:
+    """What `model.generate()` prepares for a prompt: positions, a cache and so on.
+
+    Args:
+        ids: the prompt's token ids.
+        past: a cache that may hold the beginning of the prompt.
+        extras: further arguments of `generate()`.
+    """
     taken: dict[str, Any] = {}
 
-    def decode(model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any,
-               **arguments: Any) -> Tensor:  # fmt: skip
+    def decode(
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **arguments: Any,
+    ) -> Tensor:
         taken.update(arguments)
         return input_ids
 
-    bare = copy.copy(model)  # the same modules; only the generation config is another
+    bare = copy.copy(model)  # shares all modules, with another generation config
     bare.generation_config = GenerationConfig(max_new_tokens=1, do_sample=False, pad_token_id=0, use_cache=True)
     prompt = torch.tensor([list(ids)], device=model_device(model))
     given = dict(extras)
@@ -205,7 +230,10 @@ def arguments_of(model: PreTrainedModel, ids: Sequence[int], past: Any = None, *
 
 
 def cached_length(cache: Any) -> int:
-    """How many tokens a transformers cache holds; 0 for None, and for one that does not say (recurrent layers only)."""
+    """The number of tokens in a transformers cache.
+
+    It is 0 for None, and for a cache that does not count tokens (recurrent layers only).
+    """
     try:
         return 0 if cache is None else int(cache.get_seq_length())
     except ValueError:
@@ -213,8 +241,11 @@ def cached_length(cache: Any) -> int:
 
 
 @cache
-def _windows_roll_back() -> bool:
-    """Whether a sliding window's layer that records its past says how long that is; it did not before transformers 5.24."""
+def _sliding_window_rolls_back() -> bool:
+    """Whether a sliding-window cache layer that records its past counts the recorded tokens in its mask sizes.
+
+    It does since transformers 5.24.
+    """
     layer = DynamicSlidingWindowLayer(sliding_window=4)
     layer.activate_past_recording()
     states = torch.zeros(1, 1, 6, 1)
@@ -224,14 +255,14 @@ def _windows_roll_back() -> bool:
     return bool(keys.shape[2] == expected)
 
 
-def _holds(layer: Any) -> bool:
-    """Whether a pass has reached this layer of a cache."""
+def _is_filled(layer: Any) -> bool:
+    """Whether a pass has filled this cache layer."""
     states = (getattr(layer, name, {}) for name in ("is_conv_states_initialized", "is_recurrent_states_initialized"))
     return getattr(layer, "keys", None) is not None or any(any(one.values()) for one in states)
 
 
-def _lengths(cache: Any) -> list[int]:
-    """How many tokens each layer of a cache has taken in; 0 where it does not say."""
+def _layer_lengths(cache: Any) -> list[int]:
+    """Number of tokens that each cache layer has processed; 0 if it does not count."""
     lengths = []
     for layer in getattr(cache, "layers", ()):
         keys, taken = getattr(layer, "keys", None), getattr(layer, "cumulative_length", None)

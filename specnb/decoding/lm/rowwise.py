@@ -1,4 +1,4 @@
-"""RowwiseLM: several rows of a model that can only take one at a time."""
+"""RowwiseLM: several rows of a model that can only decode one at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specnb.decoding.lm.base import LM
 
 
 class RowwiseLM(LM):
-    """An LM per row behind the same calls; each row's passes run alone.
+    """One LM per row; each row's passes run alone.
 
     Args:
         lms: by row index. All follow one row of the same model.
@@ -25,28 +25,38 @@ class RowwiseLM(LM):
         self.runtime = one.runtime
         self.drafts_first = one.drafts_first
         self.passes = 0
-        self.hidden: dict[int, tuple[int, Tensor]] = {}
+        self.hidden_states: dict[int, tuple[int, Tensor]] = {}
 
-    def logits(self, rows: Sequence[Row], extra: Sequence[Sequence[int]], keep: Sequence[int]) -> list[Tensor]:
+    def logits(
+        self, rows: Sequence[Row], draft_tokens: Sequence[Sequence[int]], num_logits: Sequence[int]
+    ) -> list[Tensor]:
+        """The rows' logits, see `LM.logits`."""
         self.passes += 1
-        out = [self.lms[row.index].logits([row], [e], [k])[0] for row, e, k in zip(rows, extra, keep, strict=True)]
-        self.hidden = {row.index: found for row in rows for found in self.lms[row.index].hidden.values()}
+        out = [
+            self.lms[row.index].logits([row], [e], [k])[0]
+            for row, e, k in zip(rows, draft_tokens, num_logits, strict=True)
+        ]
+        self.hidden_states = {row.index: found for row in rows for found in self.lms[row.index].hidden_states.values()}
         return out
 
-    def advance(self, rows: Sequence[Row], extra: Sequence[Sequence[int]]) -> None:
-        self._each(rows, extra, lambda lm, row, e: lm.advance([row], [e]))
+    def advance(self, rows: Sequence[Row], draft_tokens: Sequence[Sequence[int]]) -> None:
+        """Bring the caches to these tokens, without logits."""
+        self._each(rows, draft_tokens, lambda lm, row, e: lm.advance([row], [e]))
 
-    def note(self, rows: Sequence[Row], extra: Sequence[Sequence[int]]) -> None:
-        self._each(rows, extra, lambda lm, row, e: lm.note([row], [e]))
+    def mark_cached(self, rows: Sequence[Row], draft_tokens: Sequence[Sequence[int]]) -> None:
+        """Note that the caches hold exactly these tokens."""
+        self._each(rows, draft_tokens, lambda lm, row, e: lm.mark_cached([row], [e]))
 
     def rewind(self, row: int, length: int) -> None:
+        """Roll one row back to its first `length` tokens."""
         self.lms[row].rewind(row, length)
 
     def export_cache(self, cache: Any, rows: Sequence[Row]) -> Any:
+        """None: the rows' caches cannot be joined."""
         return None
 
     def _each(
-        self, rows: Sequence[Row], extra: Sequence[Sequence[int]], do: Callable[[LM, Row, Sequence[int]], None]
+        self, rows: Sequence[Row], draft_tokens: Sequence[Sequence[int]], do: Callable[[LM, Row, Sequence[int]], None]
     ) -> None:
-        for row, e in zip(rows, extra, strict=True):
+        for row, e in zip(rows, draft_tokens, strict=True):
             do(self.lms[row.index], row, e)

@@ -8,7 +8,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from specnb.call.method_selection import OF_DRAFTS, of_config
+from specnb.call.method_selection import ASSISTANT_CONFIG_OPTIONS, options_in_config
 from specnb.notebook.availability import available_methods
 from specnb.notebook.panel.code import Request
 from specnb.notebook.panel.controls import Controls, labelled, note
@@ -77,7 +77,7 @@ class Form:
         if key not in self._controls:
             own = [option for option in options_of(method) if option.group == "drafting"]
             starts = {o.name: METHODS[method].defaults.get(o.name, o.default) for o in own}
-            starts |= of_config(getattr(self.pair.assistant, "generation_config", None), OF_DRAFTS) | self._configured()
+            starts |= options_in_config(getattr(self.pair.assistant, "generation_config", None), ASSISTANT_CONFIG_OPTIONS) | self._configured()
             layers = getattr(self.pair.target.config.get_text_config(decoder=True), "num_hidden_layers", 2)
             starts["assistant_early_exit"] = max(1, layers // 3)
             exits = {"always": True, "high": max(1, layers - 1)}
