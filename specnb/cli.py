@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from specnb.demo import MODEL, REAL, demo
+from specnb.demo import DEFAULT_MODEL, REAL_MODEL, demo
 from specnb.options import unknown
 
 
@@ -34,22 +34,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = commands.add_parser("demo", help="compare plain decoding, prompt lookup and a draft model on one prompt",
-                                  allow_abbrev=False)  # fmt: skip
+    command = commands.add_parser(
+        "demo", help="compare plain decoding, prompt lookup and a draft model on one prompt", allow_abbrev=False
+    )
     command.add_argument(
         "--model",
-        default=MODEL,
+        default=DEFAULT_MODEL,
         metavar="NAME",
-        help=f"hub id, folder, .gguf file or known name; default: {MODEL}, a tiny one that comes with specnb; a real one: {REAL}",
+        help=f"hub id, folder, .gguf file or known name; default: {DEFAULT_MODEL}, a tiny one that comes with specnb; a real one: {REAL_MODEL}",
     )
     command.add_argument("--prompt", metavar="TEXT", help="default: a short text to copy or to change")
-    command.add_argument("--max-new-tokens", type=_positive, default=100, metavar="N", help="default: 100")
+    command.add_argument("--max-new-tokens", type=_positive_int, default=100, metavar="N", help="default: 100")
     command.set_defaults(run=lambda given: demo(given.model, given.prompt, given.max_new_tokens))
 
 
 def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = commands.add_parser("bench", help="measure speed on the built-in suite, against transformers' own methods",
-                                  allow_abbrev=False)  # fmt: skip
+    command = commands.add_parser(
+        "bench", help="measure speed on the built-in suite, against transformers' own methods", allow_abbrev=False
+    )
     command.add_argument(
         "--suite",
         choices=["small", "full"],
@@ -59,7 +61,7 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument(
         "--section", action="append", default=[], metavar="NAME", help="only this one; may be given several times"
     )
-    command.add_argument("--threads", type=_positive, metavar="N", help="of torch; default: as torch chooses")
+    command.add_argument("--threads", type=_positive_int, metavar="N", help="of torch; default: as torch chooses")
     command.add_argument("--output", type=Path, metavar="STEM", help="write the figures to STEM.json and STEM.md, too")
     command.set_defaults(run=_bench)
 
@@ -88,7 +90,7 @@ def _bench(given: argparse.Namespace) -> None:
         given.output.with_suffix(".md").write_text(page, encoding="utf-8")
 
 
-def _positive(text: str) -> int:
+def _positive_int(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number >= 1")
     return int(text)

@@ -13,8 +13,8 @@ from specnb.text import prompt_inputs
 from specnb.trace import GenerationResult
 from specnb.views.text import marked_text, speed_text, table
 
-MODEL, DRAFT = embedded.DEFAULT
-REAL = "smollm2-135m-q4"
+DEFAULT_MODEL, DRAFT = embedded.DEFAULT
+REAL_MODEL = "smollm2-135m-q4"
 TINY_PROMPT = """Tell this story with a sheep instead of a turtle: There was once a slow turtle called Paula. Paula lived at \
 the beach and liked to eat leaves. Paula hid a torn map behind a door, so that nobody could take it. It was a cold winter \
 day. But a kind duck had seen it. "Your map is safe with me," said the duck. Paula was glad, and together they followed the \
@@ -28,7 +28,7 @@ _WARM_UP = 8  # tokens generated first, so that no method pays for what happens 
 
 
 @dataclass
-class Run:
+class _TimedRun:
     """A method's result, and the note that goes with it."""
 
     title: str
@@ -36,7 +36,7 @@ class Run:
     note: str = ""
 
 
-def runs(pair: Any, prompt: str, max_new_tokens: int) -> Iterator[Run]:
+def run_methods(pair: Any, prompt: str, max_new_tokens: int) -> Iterator[_TimedRun]:
     """Greedy runs of the same prompt: plain, prompt lookup, draft model."""
     import specnb
 
@@ -46,14 +46,14 @@ def runs(pair: Any, prompt: str, max_new_tokens: int) -> Iterator[Run]:
         return specnb.generate(pair, **inputs, method=method, max_new_tokens=tokens, do_sample=False, **options)
 
     run("plain", min(_WARM_UP, max_new_tokens))
-    yield Run("plain", run("plain"))
-    yield Run("prompt_lookup", run("prompt_lookup"))
-    draft, note = draft_of(pair)
+    yield _TimedRun("plain", run("plain"))
+    yield _TimedRun("prompt_lookup", run("prompt_lookup"))
+    draft, note = select_draft(pair)
     if draft is not None:
-        yield Run("draft_model", run("draft_model", assistant_model=draft), note)
+        yield _TimedRun("draft_model", run("draft_model", assistant_model=draft), note)
 
 
-def draft_of(pair: Any) -> tuple[Any, str]:
+def select_draft(pair: Any) -> tuple[Any, str]:
     """The pair's draft model, or the first third of the target's own layers; with a note that says which."""
     import specnb
 
@@ -67,7 +67,7 @@ def draft_of(pair: Any) -> tuple[Any, str]:
     return specnb.truncate(pair.target, third), note
 
 
-def comparison(done: Sequence[Run]) -> str:
+def comparison_table(done: Sequence[_TimedRun]) -> str:
     """The table: speed, speed-up over plain decoding, passes, acceptance, and whether the text is the same."""
     plain = done[0].result
     headers = (
@@ -84,11 +84,17 @@ def comparison(done: Sequence[Run]) -> str:
         result = run.result
         drafted = bool(result.num_draft_tokens)
         speed = result.tokens_per_second
-        lines.append((
-            run.title, f"{speed:.1f}", f"{speed / plain.tokens_per_second:.2f}x" if plain.tokens_per_second else None,
-            result.target_passes or len(result.steps), f"{result.draft_acceptance_rate:.1%}" if drafted else None,
-            result.mean_acceptance_length if drafted else None, result.ids == plain.ids,
-        ))  # fmt: skip
+        lines.append(
+            (
+                run.title,
+                f"{speed:.1f}",
+                f"{speed / plain.tokens_per_second:.2f}x" if plain.tokens_per_second else None,
+                result.target_passes or len(result.steps),
+                f"{result.draft_acceptance_rate:.1%}" if drafted else None,
+                result.mean_acceptance_length if drafted else None,
+                result.ids == plain.ids,
+            )
+        )
     return table(lines, headers)
 
 
@@ -101,16 +107,16 @@ def demo(model: str, prompt: str | None, max_new_tokens: int) -> None:
     if prompt is None:
         prompt = TINY_PROMPT if tiny else PROMPT
     print(f"loading {model} ...", flush=True)
-    pair = specnb.load(model, assistant=DRAFT if model == MODEL else None)
+    pair = specnb.load(model, assistant=DRAFT if model == DEFAULT_MODEL else None)
     print(f"{pair.describe()}\n\nprompt: {prompt}\n", flush=True)
     done = []
-    for run in runs(pair, prompt, max_new_tokens):
+    for run in run_methods(pair, prompt, max_new_tokens):
         done.append(run)
         print(f"--- {run.title}" + (f" ({run.note})" if run.note else ""))
         print(f"{marked_text(run.result, ansi)}\n{speed_text(run.result)}\n", flush=True)
-    print(comparison(done))
+    print(comparison_table(done))
     print("One run each: times vary from run to run.")
     if tiny:
         print(
-            f"A tiny model shows how it works, not what it saves. With a real one: python -m specnb demo --model {REAL}"
+            f"A tiny model shows how it works, not what it saves. With a real one: python -m specnb demo --model {REAL_MODEL}"
         )

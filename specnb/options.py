@@ -87,57 +87,195 @@ def _number(bound: float) -> str:
 
 _MODEL_DRAFTERS = ("draft_model", "early_exit", "mtp_layers", "gemma4_assistant", "universal")
 _DRAFTERS = (*_MODEL_DRAFTERS, "prompt_lookup")
-
-# fmt: off
 OPTIONS: tuple[Option, ...] = (
-    Option("num_assistant_tokens", int, 5, "tokens drafted per step (the first step's, where a schedule changes it)",
-           low=1, slider=(1, 16), methods=_DRAFTERS, instead="method='plain' drafts nothing"),
-    Option("num_assistant_tokens_schedule", str, None,
-           "how the draft length follows the acceptance: constant, heuristic (+2 when all were accepted, else -1; "
-           "heuristic_transient is the same: every call starts afresh), or adaptive (what promises most tokens per "
-           "second, from measured costs and acceptance). Left out: constant where num_assistant_tokens is given anywhere or a "
-           "drafter is sampled from, else heuristic in half precision (where block sizes may break ties differently, "
-           "so that adaptive would let the text depend on times), else adaptive",
-           choices=("constant", "heuristic", "heuristic_transient", "adaptive"), methods=_DRAFTERS),
-    Option("assistant_confidence_threshold", float, 0.4,
-           "a draft ends after a token the drafter itself gave less than this probability (0: never)",
-           low=0, high=1, slider=(0, 1), methods=_MODEL_DRAFTERS),
-    Option("assistant_ensemble_weight", float, None,
-           "static ensemble, LOSSY: drafted positions follow w * target + (1 - w) * draft; a fully accepted draft's bonus, and with drafters that "
-           "read the target's states the first token, are the target's own",
-           low=0, low_open=True, high=1, high_open=True, slider=(0.05, 0.95), methods=_MODEL_DRAFTERS),
-    Option("assistant_early_exit", int, None, "number of the target's first layers that draft (1 to its layers - 1)", slider=(1, 48),
-           methods=("early_exit",)),
-    Option("max_matching_ngram_size", int, 3, "longest suffix that prompt lookup looks for in prompt and output",
-           low=1, slider=(1, 8), methods=("prompt_lookup",)),
-    Option("verification", str, "token",
-           "acceptance rule when sampling: token by token, or the whole block at once (never accepts fewer)",
-           choices=("token", "block"), methods=_DRAFTERS),
-    Option("max_new_tokens", int, None, "most tokens to generate", low=1, slider=(1, 512), group="length",
-           instead="left out, the model's own setting holds; for no new tokens, make no call"),
-    Option("min_new_tokens", int, None, "no end of sequence before so many tokens", low=0, slider=(0, 256), group="length"),
-    Option("max_time", float, None, "seconds after which generation stops", low=0, low_open=True, group="length",
-           instead="left out, there is no limit"),
-    Option("stop_strings", str, None, "text that ends the generation; may be given several times", many=True, group="length"),
+    Option(
+        "num_assistant_tokens",
+        int,
+        5,
+        "tokens drafted per step (the first step's, where a schedule changes it)",
+        low=1,
+        slider=(1, 16),
+        methods=_DRAFTERS,
+        instead="method='plain' drafts nothing",
+    ),
+    Option(
+        "num_assistant_tokens_schedule",
+        str,
+        None,
+        "how the draft length follows the acceptance: constant, heuristic (+2 when all were accepted, else -1; "
+        "heuristic_transient is the same: every call starts afresh), or adaptive (what promises most tokens per "
+        "second, from measured costs and acceptance). Left out: constant where num_assistant_tokens is given anywhere or a "
+        "drafter is sampled from, else heuristic in half precision (where block sizes may break ties differently, "
+        "so that adaptive would let the text depend on times), else adaptive",
+        choices=("constant", "heuristic", "heuristic_transient", "adaptive"),
+        methods=_DRAFTERS,
+    ),
+    Option(
+        "assistant_confidence_threshold",
+        float,
+        0.4,
+        "a draft ends after a token the drafter itself gave less than this probability (0: never)",
+        low=0,
+        high=1,
+        slider=(0, 1),
+        methods=_MODEL_DRAFTERS,
+    ),
+    Option(
+        "assistant_ensemble_weight",
+        float,
+        None,
+        "static ensemble, LOSSY: drafted positions follow w * target + (1 - w) * draft; a fully accepted draft's bonus, and with drafters that "
+        "read the target's states the first token, are the target's own",
+        low=0,
+        low_open=True,
+        high=1,
+        high_open=True,
+        slider=(0.05, 0.95),
+        methods=_MODEL_DRAFTERS,
+    ),
+    Option(
+        "assistant_early_exit",
+        int,
+        None,
+        "number of the target's first layers that draft (1 to its layers - 1)",
+        slider=(1, 48),
+        methods=("early_exit",),
+    ),
+    Option(
+        "max_matching_ngram_size",
+        int,
+        3,
+        "longest suffix that prompt lookup looks for in prompt and output",
+        low=1,
+        slider=(1, 8),
+        methods=("prompt_lookup",),
+    ),
+    Option(
+        "verification",
+        str,
+        "token",
+        "acceptance rule when sampling: token by token, or the whole block at once (never accepts fewer)",
+        choices=("token", "block"),
+        methods=_DRAFTERS,
+    ),
+    Option(
+        "max_new_tokens",
+        int,
+        None,
+        "most tokens to generate",
+        low=1,
+        slider=(1, 512),
+        group="length",
+        instead="left out, the model's own setting holds; for no new tokens, make no call",
+    ),
+    Option(
+        "min_new_tokens", int, None, "no end of sequence before so many tokens", low=0, slider=(0, 256), group="length"
+    ),
+    Option(
+        "max_time",
+        float,
+        None,
+        "seconds after which generation stops",
+        low=0,
+        low_open=True,
+        group="length",
+        instead="left out, there is no limit",
+    ),
+    Option(
+        "stop_strings",
+        str,
+        None,
+        "text that ends the generation; may be given several times",
+        many=True,
+        group="length",
+    ),
     Option("do_sample", bool, None, "sample instead of taking the most probable token (greedy)", group="sampling"),
-    Option("temperature", float, None, "divides the logits: below 1 sharper, above 1 flatter; 0 is greedy",
-           low=0, slider=(0, 2), group="sampling"),
-    Option("top_k", int, None, "sample among the k most probable tokens (0: all)", low=0, slider=(0, 200),
-           group="sampling", instead="0 takes all"),
-    Option("top_p", float, None, "sample among the fewest tokens that hold this probability",
-           low=0, high=1, slider=(0.05, 1), group="sampling", instead="1 takes all"),
-    Option("min_p", float, None, "sample among tokens with at least this share of the best token's probability",
-           low=0, high=1, slider=(0, 1), group="sampling"),
-    Option("repetition_penalty", float, None, "above 1: tokens already in the text become less probable",
-           low=0, low_open=True, slider=(0.8, 2), group="sampling"),
-    Option("no_repeat_ngram_size", int, None, "no n-gram of this size occurs twice (0: off)",
-           low=0, slider=(0, 8), group="sampling"),
-    Option("seed", int, None, "seed of this call's random numbers; None draws one and reports it", low=0, high=2**63 - 1, group="sampling"),
-    Option("logprobs", bool, True, "record each generated token's log-probability under the target (Step.logprobs)", group="trace"),
-    Option("top_logprobs", int, 0, "record so many of the most probable tokens of target and drafter at each place (0: none)",
-           low=0, high=20, slider=(0, 20), group="trace"),
+    Option(
+        "temperature",
+        float,
+        None,
+        "divides the logits: below 1 sharper, above 1 flatter; 0 is greedy",
+        low=0,
+        slider=(0, 2),
+        group="sampling",
+    ),
+    Option(
+        "top_k",
+        int,
+        None,
+        "sample among the k most probable tokens (0: all)",
+        low=0,
+        slider=(0, 200),
+        group="sampling",
+        instead="0 takes all",
+    ),
+    Option(
+        "top_p",
+        float,
+        None,
+        "sample among the fewest tokens that hold this probability",
+        low=0,
+        high=1,
+        slider=(0.05, 1),
+        group="sampling",
+        instead="1 takes all",
+    ),
+    Option(
+        "min_p",
+        float,
+        None,
+        "sample among tokens with at least this share of the best token's probability",
+        low=0,
+        high=1,
+        slider=(0, 1),
+        group="sampling",
+    ),
+    Option(
+        "repetition_penalty",
+        float,
+        None,
+        "above 1: tokens already in the text become less probable",
+        low=0,
+        low_open=True,
+        slider=(0.8, 2),
+        group="sampling",
+    ),
+    Option(
+        "no_repeat_ngram_size",
+        int,
+        None,
+        "no n-gram of this size occurs twice (0: off)",
+        low=0,
+        slider=(0, 8),
+        group="sampling",
+    ),
+    Option(
+        "seed",
+        int,
+        None,
+        "seed of this call's random numbers; None draws one and reports it",
+        low=0,
+        high=2**63 - 1,
+        group="sampling",
+    ),
+    Option(
+        "logprobs",
+        bool,
+        True,
+        "record each generated token's log-probability under the target (Step.logprobs)",
+        group="trace",
+    ),
+    Option(
+        "top_logprobs",
+        int,
+        0,
+        "record so many of the most probable tokens of target and drafter at each place (0: none)",
+        low=0,
+        high=20,
+        slider=(0, 20),
+        group="trace",
+    ),
 )
-# fmt: on
 BY_NAME: dict[str, Option] = {option.name: option for option in OPTIONS}
 
 
@@ -153,26 +291,60 @@ class MethodInfo:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-# fmt: off
 METHODS: dict[str, MethodInfo] = {
     info.name: info
     for info in (
-        MethodInfo("plain", "Plain decoding", "the target alone, one token per pass", "transformers' greedy search and sampling"),
-        MethodInfo("draft_model", "Draft model", "a smaller model with the same tokenizer drafts",
-                   "Leviathan et al. 2211.17192; Chen et al. 2302.01318", needs=("assistant_model",)),
-        MethodInfo("prompt_lookup", "Prompt lookup", "copies what followed the same words earlier in prompt and output",
-                   "Saxena 2023, prompt lookup decoding", defaults={"num_assistant_tokens": 10}),
-        MethodInfo("early_exit", "Early exit", "the target's own first layers draft, and what they computed is reused",
-                   "LayerSkip, Elhoushi et al. 2404.16710", needs=("assistant_early_exit",)),
-        MethodInfo("mtp_layers", "MTP layers", "prediction layers inside the target's checkpoint draft, one token each",
-                   "DeepSeek-V3 2412.19437; GLM-4.5", needs=("use_mtp",), defaults={"num_assistant_tokens": None}),
-        MethodInfo("gemma4_assistant", "MTP drafter (Gemma 4)", "a small drafter that reads the target's keys, values and last state",
-                   "Gemma 4 multi-token prediction guide, Google 2026", needs=("assistant_model",)),
-        MethodInfo("universal", "Universal", "any small model drafts, whatever its tokenizer",
-                   "Timor et al. 2502.05202", needs=("assistant_model", "assistant_tokenizer")),
+        MethodInfo(
+            "plain",
+            "Plain decoding",
+            "the target alone, one token per pass",
+            "transformers' greedy search and sampling",
+        ),
+        MethodInfo(
+            "draft_model",
+            "Draft model",
+            "a smaller model with the same tokenizer drafts",
+            "Leviathan et al. 2211.17192; Chen et al. 2302.01318",
+            needs=("assistant_model",),
+        ),
+        MethodInfo(
+            "prompt_lookup",
+            "Prompt lookup",
+            "copies what followed the same words earlier in prompt and output",
+            "Saxena 2023, prompt lookup decoding",
+            defaults={"num_assistant_tokens": 10},
+        ),
+        MethodInfo(
+            "early_exit",
+            "Early exit",
+            "the target's own first layers draft, and what they computed is reused",
+            "LayerSkip, Elhoushi et al. 2404.16710",
+            needs=("assistant_early_exit",),
+        ),
+        MethodInfo(
+            "mtp_layers",
+            "MTP layers",
+            "prediction layers inside the target's checkpoint draft, one token each",
+            "DeepSeek-V3 2412.19437; GLM-4.5",
+            needs=("use_mtp",),
+            defaults={"num_assistant_tokens": None},
+        ),
+        MethodInfo(
+            "gemma4_assistant",
+            "MTP drafter (Gemma 4)",
+            "a small drafter that reads the target's keys, values and last state",
+            "Gemma 4 multi-token prediction guide, Google 2026",
+            needs=("assistant_model",),
+        ),
+        MethodInfo(
+            "universal",
+            "Universal",
+            "any small model drafts, whatever its tokenizer",
+            "Timor et al. 2502.05202",
+            needs=("assistant_model", "assistant_tokenizer"),
+        ),
     )
 }
-# fmt: on
 
 
 ASKED_BY = {"prompt_lookup_num_tokens": "prompt_lookup", "assistant_early_exit": "early_exit", "use_mtp": "mtp_layers"}

@@ -12,7 +12,12 @@ BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
 _CONTEXT = 8  # tokens of context kept: more than the 4 bytes a character can span
 _WINDOW = 24  # tokens decoded together before the window is cut
-_UNKNOWN = (LookupError, ValueError, TypeError, OverflowError)  # what tokenizers raise for an id that they do not have
+_UNKNOWN_ID_ERRORS = (
+    LookupError,
+    ValueError,
+    TypeError,
+    OverflowError,
+)  # what tokenizers raise for an id that they do not have
 _SPECIAL: WeakKeyDictionary[Any, tuple[Any, frozenset[int]]] = WeakKeyDictionary()
 
 
@@ -85,7 +90,7 @@ class Detokenizer:
         """The pieces that `ids` would get if pushed now, unfinished characters included; changes nothing."""
         saved = (self._ids, self._sent, self._limit)
         self._ids = list(self._ids)
-        pieces = _closed(self.push(ids), self.flush())
+        pieces = _append_to_last(self.push(ids), self.flush())
         self._ids, self._sent, self._limit = saved
         return pieces
 
@@ -108,10 +113,10 @@ class Detokenizer:
         piece = text[self._sent : stable]
         self._sent = max(self._sent, stable)
         if len(self._ids) >= self._limit:
-            self._cut(text)
+            self._shrink_window(text)
         return piece
 
-    def _cut(self, text: str) -> None:
+    def _shrink_window(self, text: str) -> None:
         """Shorten the window at a place where both sides decode alone as they do together."""
         held = len(text) - self._sent
         for keep in range(_CONTEXT, 2 * _CONTEXT):
@@ -130,7 +135,7 @@ class Detokenizer:
         if known is None:
             try:
                 name = self._tokenizer.convert_ids_to_tokens(token)
-            except _UNKNOWN:
+            except _UNKNOWN_ID_ERRORS:
                 known = ""
             else:
                 known = "byte" if isinstance(name, str) and BYTE.fullmatch(name) else "text"
@@ -141,7 +146,7 @@ class Detokenizer:
 def pieces(tokenizer: Any, ids: Iterable[int]) -> tuple[str, ...]:
     """The text of each token; joined, they are the decoded whole (text held back at the end goes to the last one)."""
     detokenizer = Detokenizer(tokenizer)
-    return tuple(_closed(detokenizer.push(ids), detokenizer.flush()))
+    return tuple(_append_to_last(detokenizer.push(ids), detokenizer.flush()))
 
 
 def step_pieces(tokenizer: Any, steps: Iterable[Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
@@ -153,7 +158,7 @@ def step_pieces(tokenizer: Any, steps: Iterable[Any]) -> tuple[tuple[str, ...], 
         emitted += detokenizer.push(step.emitted[: step.accepted])
         rejected.append(tuple(detokenizer.peek(step.rejected)) if step.rejected else ())
         emitted += detokenizer.push(step.emitted[step.accepted :])
-    return tuple(_closed(emitted, detokenizer.flush())), tuple(rejected)
+    return tuple(_append_to_last(emitted, detokenizer.flush())), tuple(rejected)
 
 
 def prompt_inputs(
@@ -187,7 +192,7 @@ def prompt_inputs(
     return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
 
 
-def _closed(texts: list[str], rest: str) -> list[str]:
+def _append_to_last(texts: list[str], rest: str) -> list[str]:
     if rest and texts:
         texts[-1] += rest
     return texts
@@ -218,13 +223,13 @@ def _special_ids(tokenizer: Any) -> frozenset[int]:
     try:
         known = _SPECIAL.get(tokenizer)
     except TypeError:  # no weak references to it
-        return _left_out(tokenizer, candidates)
+        return _skipped_ids(tokenizer, candidates)
     if known is None or known[0] != candidates:
-        known = _SPECIAL[tokenizer] = candidates, _left_out(tokenizer, candidates)
+        known = _SPECIAL[tokenizer] = candidates, _skipped_ids(tokenizer, candidates)
     return known[1]
 
 
-def _left_out(tokenizer: Any, candidates: frozenset[int]) -> frozenset[int]:
+def _skipped_ids(tokenizer: Any, candidates: frozenset[int]) -> frozenset[int]:
     options = _decode_options(tokenizer, skip=True)
     if "skip_special_tokens" not in options:
         return candidates

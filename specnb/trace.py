@@ -295,5 +295,7 @@ def _row(data: Mapping[str, Any], renamed: Mapping[str, str]) -> RowResult:
         return tuple(tuples(v) for v in value) if isinstance(value, list) else value
 
     fields = {key: tuples(value) for key, value in data.items() if key != "steps"}
-    steps = tuple(Step(**{renamed.get(key, key): tuples(value) for key, value in step.items()}) for step in data["steps"])
+    steps = tuple(
+        Step(**{renamed.get(key, key): tuples(value) for key, value in step.items()}) for step in data["steps"]
+    )
     return RowResult(**fields, steps=steps)

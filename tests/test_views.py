@@ -162,8 +162,8 @@ def test_ansi_styles_differ_without_colour() -> None:
 
 def test_several_rows() -> None:
     both = result(row(TEXTS), row(TEXTS))
-    assert result_view(both).count("<pre") == 2 and "RowResult 2 of 2 (ended: length)" in result_view(both)
-    assert marked_text(both).count("RowResult ") == 2 and "ended: length" not in stats_text(both)
+    assert result_view(both).count("<pre") == 2 and "Row 2 of 2 (ended: length)" in result_view(both)
+    assert marked_text(both).count("Row ") == 2 and "ended: length" not in stats_text(both)
 
 
 def test_statistics_have_no_times() -> None:

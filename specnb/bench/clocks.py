@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 
 
 @contextmanager
-def timed() -> Iterator[list[float]]:
+def time_model_calls() -> Iterator[list[float]]:
     """Seconds spent in calls of transformers' models (the outermost of each), while nothing else in the process makes any."""
     spent, depth, call = [0.0], 0, PreTrainedModel.__call__
 
-    def clocked(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+    def timed_call(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         nonlocal depth
         began, depth = time.perf_counter(), depth + 1
         try:
@@ -27,7 +27,7 @@ def timed() -> Iterator[list[float]]:
             if not depth:
                 spent[0] += time.perf_counter() - began
 
-    PreTrainedModel.__call__ = clocked  # found before nn.Module's
+    PreTrainedModel.__call__ = timed_call  # found before nn.Module's
     try:
         yield spent
     finally:
@@ -35,20 +35,20 @@ def timed() -> Iterator[list[float]]:
 
 
 @contextmanager
-def timed_attention(reading: bool = True) -> Iterator[list[float]]:
+def time_attention(reading: bool = True) -> Iterator[list[float]]:
     """Seconds spent in torch's attention kernel, while nothing else in the process runs it.
 
     With `reading` off it reads no key: zeros come out, and nothing that it would have read displaces anything in the processor's cache.
     """
     spent, kernel = [0.0], torch.nn.functional.scaled_dot_product_attention
 
-    def clocked(query: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def timed_call(query: Tensor, *args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
         out = kernel(query, *args, **kwargs) if reading else torch.zeros_like(query)
         spent[0] += time.perf_counter() - began
         return out
 
-    torch.nn.functional.scaled_dot_product_attention = clocked
+    torch.nn.functional.scaled_dot_product_attention = timed_call
     try:
         yield spent
     finally:

@@ -75,29 +75,35 @@ def compare(
 
     def encoded(one: Any) -> dict[str, Any]:
         if isinstance(one, (list, tuple)):
-            return in_rows([encoded(text) for text in one], tokenizer)
+            return left_padded_batch([encoded(text) for text in one], tokenizer)
         if not isinstance(one, str):
             return {"inputs": one}
         given = prompt_inputs(tokenizer, one, chat=chat, system=system, device=device)
         return encode(target, given.pop("inputs", None), given, tokenizer)
 
     inputs = [encoded(one) for one in texts]
-    arms = labelled(runs)
-    if isinstance(transformers, str) or (not isinstance(transformers, bool) and not set(transformers) <= set(arms)):
-        raise ValueError(f"transformers={transformers!r} must be True, False, or labels of runs: {', '.join(arms)}.")
+    runs_by_label = label_runs(runs)
+    if isinstance(transformers, str) or (
+        not isinstance(transformers, bool) and not set(transformers) <= set(runs_by_label)
+    ):
+        raise ValueError(
+            f"transformers={transformers!r} must be True, False, or labels of runs: {', '.join(runs_by_label)}."
+        )
     common = {**options, "cancel": cancel}
     theirs = Reference(pair_or_model, options) if transformers else None
 
     def wanted(label: str) -> bool:
         return transformers is True or label in (transformers or ())
 
-    def once(label: str, tokens: int) -> _Round:
+    def run_once(label: str, tokens: int) -> _Round:
         results, seconds = [], 0.0
         for one in inputs:
             began = time.perf_counter()
-            results.append(specnb.generate(pair_or_model, **one, **{**common, "max_new_tokens": tokens, **arms[label]}))
+            results.append(
+                specnb.generate(pair_or_model, **one, **{**common, "max_new_tokens": tokens, **runs_by_label[label]})
+            )
             seconds += time.perf_counter() - began
-        own = theirs.run(label, arms[label], inputs, tokens) if theirs and wanted(label) else None
+        own = theirs.run(label, runs_by_label[label], inputs, tokens) if theirs and wanted(label) else None
         return _Round(results, seconds, own)
 
     shown = {name: value for name, value in options.items() if isinstance(value, (int, float, str, list, tuple))}
@@ -105,22 +111,27 @@ def compare(
 
     def comparison() -> Comparison:
         return Comparison(
-            [_figures(label, arm, rounds, theirs) for label, arm in arms.items()] if rounds else [],
-            len(texts), len(rounds), {"max_new_tokens": max_new_tokens, **shown}, environment(pair_or_model),
+            [_measured_run(label, arguments, rounds, theirs) for label, arguments in runs_by_label.items()]
+            if rounds
+            else [],
+            len(texts),
+            len(rounds),
+            {"max_new_tokens": max_new_tokens, **shown},
+            environment(pair_or_model),
             {label: one.results for label, one in rounds[-1].items()} if rounds else {},
-        )  # fmt: skip
+        )
 
-    total, done = len(arms) * (repeats + bool(warmup)), 0
+    total, done = len(runs_by_label) * (repeats + bool(warmup)), 0
     try:
         for repeat in range(-1 if warmup else 0, repeats):
-            shift = max(0, repeat) % len(arms)
-            order = [*list(arms)[shift:], *list(arms)[:shift]]
+            shift = max(0, repeat) % len(runs_by_label)
+            order = [*list(runs_by_label)[shift:], *list(runs_by_label)[:shift]]
             found: dict[str, _Round] = {}
             for label in order:
                 if on_run is not None:
                     on_run(done, total, label)
                 for _ in range(warmup if repeat < 0 else 1):
-                    found[label] = once(label, min(_WARM_UP, max_new_tokens) if repeat < 0 else max_new_tokens)
+                    found[label] = run_once(label, min(_WARM_UP, max_new_tokens) if repeat < 0 else max_new_tokens)
                 done += 1
             if cancel is not None and cancel.is_set():
                 break
@@ -132,27 +143,31 @@ def compare(
     return comparison()
 
 
-def labelled(
+def label_runs(
     runs: str | Method | Mapping[str, Any] | Iterable[Method | str | Mapping[str, Any]],
 ) -> dict[str, dict[str, Any]]:
     """The runs as arguments of `generate` under short labels that tell them apart, plain decoding first."""
-    arms: list[dict[str, Any]] = []
+    runs_by_label: list[dict[str, Any]] = []
     for run in [runs] if isinstance(runs, (str, Method, Mapping)) else runs:
         if isinstance(run, Method):
-            arms.append({"method": run.name, **run.given})
+            runs_by_label.append({"method": run.name, **run.given})
         elif isinstance(run, (str, Mapping)):
-            arms.append({"method": run} if isinstance(run, str) else dict(run))
+            runs_by_label.append({"method": run} if isinstance(run, str) else dict(run))
         else:
             raise ValueError(f"a run is a method's name, a Method or a dict of generate()'s arguments, not {run!r}.")
-    arms = [arm for arm in arms if arm != {"method": "plain"}]
+    runs_by_label = [arguments for arguments in runs_by_label if arguments != {"method": "plain"}]
     shared = {"method"}  # and what all have alike, which tells nothing
-    if len(arms) > 1:
-        shared |= {name for name, value in arms[0].items() if all(name in a and a[name] == value for a in arms)}
+    if len(runs_by_label) > 1:
+        shared |= {
+            name
+            for name, value in runs_by_label[0].items()
+            if all(name in a and a[name] == value for a in runs_by_label)
+        }
     labels: dict[str, dict[str, Any]] = {"plain": {"method": "plain"}}
-    for arm in arms:
-        told = [f"{name}={_short(value)}" for name, value in arm.items() if name not in shared]
-        label = ", ".join([str(arm.get("method", "default")), *told])
-        labels[label if label not in labels else f"{label} ({len(labels)})"] = arm
+    for arguments in runs_by_label:
+        told = [f"{name}={_short(value)}" for name, value in arguments.items() if name not in shared]
+        label = ", ".join([str(arguments.get("method", "default")), *told])
+        labels[label if label not in labels else f"{label} ({len(labels)})"] = arguments
     return labels
 
 
@@ -164,7 +179,7 @@ def _short(value: Any) -> str:
     return os.path.basename(str(name)) if os.path.isabs(str(name)) else str(name) or type(value).__name__
 
 
-def in_rows(prompts: Sequence[Mapping[str, Any]], tokenizer: Any) -> dict[str, Any]:
+def left_padded_batch(prompts: Sequence[Mapping[str, Any]], tokenizer: Any) -> dict[str, Any]:
     """Encoded prompts as the rows of one left-padded batch."""
     import torch
 
@@ -178,7 +193,7 @@ def in_rows(prompts: Sequence[Mapping[str, Any]], tokenizer: Any) -> dict[str, A
 
 @dataclass
 class _Round:
-    """One run of an arm over all prompts: results, seconds of the calls, and transformers' ids and seconds."""
+    """One run of an arguments over all prompts: results, seconds of the calls, and transformers' ids and seconds."""
 
     results: list[GenerationResult]
     seconds: float
@@ -207,8 +222,8 @@ class _Round:
         return sum(step.verify_seconds + step.other_seconds for step in steps) / max(1, len(steps))
 
 
-def _figures(
-    label: str, arm: Mapping[str, Any], rounds: Sequence[Mapping[str, _Round]], theirs: Reference | None
+def _measured_run(
+    label: str, arguments: Mapping[str, Any], rounds: Sequence[Mapping[str, _Round]], theirs: Reference | None
 ) -> Run:
     speeds = {name: tuple(found[name].speed for found in rounds) for name in (label, "plain")}
     last, plain = rounds[-1][label], rounds[-1]["plain"]
@@ -222,18 +237,23 @@ def _figures(
     )
     own = [found[label].their_speed for found in rounds]
     return Run(
-        label, dict(arm), speeds[label],
+        label,
+        dict(arguments),
+        speeds[label],
         tuple(mine / other if other else 0.0 for mine, other in zip(speeds[label], speeds["plain"], strict=True)),
-        accepted / drafted if drafted else None, 1 + accepted / drafting if drafting else None,
+        accepted / drafted if drafted else None,
+        1 + accepted / drafting if drafting else None,
         sum(result.num_emitted_tokens for result in last.results) / max(1, len(steps)),
         sum(result.target_passes or len(result.steps) for result in last.results),
         all(a.ids == b.ids for a, b in zip(_rows(last), _rows(plain), strict=True)) if greedy else None,
-        any(result.lossy for result in last.results), draft_cost, pass_cost,
+        any(result.lossy for result in last.results),
+        draft_cost,
+        pass_cost,
         tuple(statistics.median(values) for values in zip(*(found[label].parts for found in rounds), strict=True)),
         predicted(steps, draft_cost, pass_cost, plain_cost) if drafted else None,
         tuple(mine / other for mine, other in zip(speeds[label], own, strict=True) if other),
         theirs.failed.get(label, "") if theirs else "",
-    )  # fmt: skip
+    )
 
 
 def _rows(one: _Round) -> list[Any]:

@@ -94,7 +94,7 @@ class Comparison:
         return max(self.rows, key=lambda row: row.speed_up)
 
     @property
-    def swept(self) -> str | None:
+    def varied_option(self) -> str | None:
         """The option of which the runs are several values of, when they differ in nothing else."""
         runs = [row.options for row in self.rows if row.options.get("method") != "plain"]
         names = {name for run in runs for name in run}
@@ -141,8 +141,14 @@ class Comparison:
 
     def to_json(self, **dumps: Any) -> str:
         """Figures, verdict, options and environment as JSON (without `results`)."""
-        data = {"rows": [asdict(row) for row in self.rows], "prompts": self.prompts, "repeats": self.repeats, "verdict": self.verdict,
-                "options": self.options, "environment": self.environment}  # fmt: skip
+        data = {
+            "rows": [asdict(row) for row in self.rows],
+            "prompts": self.prompts,
+            "repeats": self.repeats,
+            "verdict": self.verdict,
+            "options": self.options,
+            "environment": self.environment,
+        }
         return json.dumps({"format": _FORMAT, **data}, default=str, **dumps)
 
     @classmethod
@@ -168,16 +174,19 @@ class Comparison:
             import pandas
         except ImportError as error:
             raise ImportError("to_pandas() needs pandas: pip install pandas") from error
-        return pandas.DataFrame([
-            {**asdict(row), "repeat": i, "tokens_per_second": speed, "speed_ups": row.speed_ups[i]}
-            for row in self.rows for i, speed in enumerate(row.tokens_per_second)
-        ]).rename(columns={"speed_ups": "speed_up"})  # fmt: skip
+        return pandas.DataFrame(
+            [
+                {**asdict(row), "repeat": i, "tokens_per_second": speed, "speed_ups": row.speed_ups[i]}
+                for row in self.rows
+                for i, speed in enumerate(row.tokens_per_second)
+            ]
+        ).rename(columns={"speed_ups": "speed_up"})
 
     def plot(self) -> Any:
         """A matplotlib Figure: speed against the option's values where one was varied, else a bar for each run."""
         from specnb.views import plots
 
-        return plots.by_option(self) if self.swept else plots.comparison_bars(self)
+        return plots.by_option(self) if self.varied_option else plots.comparison_bars(self)
 
     def __str__(self) -> str:
         from specnb.views.text import table
@@ -185,11 +194,9 @@ class Comparison:
         return table(*self.table(times=False))
 
     def __repr__(self) -> str:
-        from specnb.views.text import counted
+        from specnb.views.text import count_noun
 
-        return (
-            f"Comparison({len(self.rows)} runs, {counted(self.prompts, 'prompt')}, {counted(self.repeats, 'repeat')})"
-        )
+        return f"Comparison({len(self.rows)} runs, {count_noun(self.prompts, 'prompt')}, {count_noun(self.repeats, 'repeat')})"
 
     def _repr_html_(self) -> str:
         from specnb.views.html import comparison_view

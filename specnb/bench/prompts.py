@@ -104,7 +104,10 @@ PROMPTS: dict[str, tuple[str, ...]] = {
         _edit(_STACK, "Repeat this Python code with a comment above each method."),
     ),
     "summarise": (
-        _copy(_LIGHTHOUSE), _copy(_HONEY), f"Summarise this text in its own words:\n\n{_RAILWAY}", _copy(_CLAY),
+        _copy(_LIGHTHOUSE),
+        _copy(_HONEY),
+        f"Summarise this text in its own words:\n\n{_RAILWAY}",
+        _copy(_CLAY),
     ),
     "question": (
         _ask(_LIGHTHOUSE, "When was the lamp replaced by an electric light?"),
@@ -124,5 +127,5 @@ PROMPTS: dict[str, tuple[str, ...]] = {
         "Explain to a child why the sky is blue.",
         "Plan three days in a small town by the sea. Use a heading for each day.",
     ),
-}  # fmt: skip
+}
 """Prompts by kind of work."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from specnb.models.mtp import numbered
+from specnb.models.mtp import mtp_layer_patterns
 from specnb.options import default, greedy_at_zero
 from specnb.runtime.module_view import module_view
 
@@ -84,16 +84,16 @@ class Reference:
             )
             return target, {**rest, "prompt_lookup_num_tokens": length}
         if method == "early_exit":
-            return _configured(target, draft), rest
+            return _with_generation_config(target, draft), rest
         if method == "mtp_layers":
-            return _knowing_its_layers(target), {**rest, "use_mtp": True}
+            return _with_mtp_patterns(target), {**rest, "use_mtp": True}
         assistant = arm.get("assistant_model", getattr(self.pair, "assistant", None))
         if method == "universal":
             rest |= {
                 "tokenizer": self._tokenizer("tokenizer"),
                 "assistant_tokenizer": self._tokenizer("assistant_tokenizer"),
             }
-        return target, {**rest, "assistant_model": _configured(assistant, draft)}
+        return target, {**rest, "assistant_model": _with_generation_config(assistant, draft)}
 
     def _tokenizer(self, name: str) -> Any:
         return self.given.get(name) or getattr(self.pair, name, None)
@@ -110,7 +110,7 @@ def _no_warnings() -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-def _configured(model: Any, draft: Mapping[str, Any]) -> Any:
+def _with_generation_config(model: Any, draft: Mapping[str, Any]) -> Any:
     """A shallow copy whose own generation config says how to draft."""
     theirs = copy.copy(model)
     theirs.generation_config = copy.deepcopy(model.generation_config)
@@ -118,8 +118,11 @@ def _configured(model: Any, draft: Mapping[str, Any]) -> Any:
     return theirs
 
 
-def _knowing_its_layers(model: Any) -> Any:
+def _with_mtp_patterns(model: Any) -> Any:
     """transformers finds the MTP layers of the released depths only; here it is told this model's."""
     known = module_view(model, {})
-    known._keys_to_ignore_on_load_unexpected = [*(model._keys_to_ignore_on_load_unexpected or ()), *numbered(model)]
+    known._keys_to_ignore_on_load_unexpected = [
+        *(model._keys_to_ignore_on_load_unexpected or ()),
+        *mtp_layer_patterns(model),
+    ]
     return known

@@ -29,14 +29,18 @@ def _prompts(found: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
     for kind, prompts in kinds.items():
         runs = [run for one in prompts for run in one["runs"] if run["run"] == "prompt_lookup"]
-        lines.append({
-            "kind": kind, "x plain, median": statistics.median(one["adaptive"] for one in prompts), "lowest": min(one["adaptive"] for one in prompts),
-            "best fixed k": ", ".join(str(one["best k"]) for one in prompts),
-            "x best fixed k, median": statistics.median(one["adaptive / best fixed"] for one in prompts),
-            "lowest ": min(one["adaptive / best fixed"] for one in prompts),
-            "x transformers' own": statistics.median(run["x transformers' own"] for run in runs),
-            "same text": all(run["same text"] for one in prompts for run in one["runs"]),
-        })  # fmt: skip
+        lines.append(
+            {
+                "kind": kind,
+                "x plain, median": statistics.median(one["adaptive"] for one in prompts),
+                "lowest": min(one["adaptive"] for one in prompts),
+                "best fixed k": ", ".join(str(one["best k"]) for one in prompts),
+                "x best fixed k, median": statistics.median(one["adaptive / best fixed"] for one in prompts),
+                "lowest ": min(one["adaptive / best fixed"] for one in prompts),
+                "x transformers' own": statistics.median(run["x transformers' own"] for run in runs),
+                "same text": all(run["same text"] for one in prompts for run in one["runs"]),
+            }
+        )
     note = (
         "As it comes (adaptive length), against specnb's own plain decoding, against the best fixed draft length in hindsight, and against "
         "transformers' prompt lookup."
@@ -51,10 +55,14 @@ def _hindsight(found: Sequence[Mapping[str, Any]]) -> list[str]:
         for run in one["runs"]:
             shares.setdefault(run["run"], []).append(run["x plain"] / one["best fixed"])
     lines = [
-        {"run": name, "x best fixed k, median": statistics.median(values), "lowest": min(values),
-         f"prompts of {len(values)} below 0.95": sum(value < 0.95 for value in values)}
+        {
+            "run": name,
+            "x best fixed k, median": statistics.median(values),
+            "lowest": min(values),
+            f"prompts of {len(values)} below 0.95": sum(value < 0.95 for value in values),
+        }
         for name, values in shares.items()
-    ]  # fmt: skip
+    ]
     note = "The best fixed length differs from prompt to prompt and is known afterwards only. How near each run comes to it:"
     return [note, table(lines)]
 
@@ -108,9 +116,24 @@ _PARTS: dict[str, Callable[[Any], list[str]]] = {
     "prompts": _prompts,
     "methods": _methods,
     "embedded": _embedded,
-    "rows": lambda found: ["## Rows of a batch", "The same prompts one by one, and as rows decoded together.", table(found)],
-    "contexts": lambda found: ["## Long contexts", "One step; the model's attention kernel apart, and again with an attention that reads no keys.", table(found)],
-    "first token": lambda found: ["## First token", "Seconds to it, over those of transformers' plain decoding.", table([found])],
-    "own share": lambda found: ["## Own share", "Time outside the models' forwards, transformers' preparations in `generate()` included.",
-                                table(found)],
-}  # fmt: skip
+    "rows": lambda found: [
+        "## Rows of a batch",
+        "The same prompts one by one, and as rows decoded together.",
+        table(found),
+    ],
+    "contexts": lambda found: [
+        "## Long contexts",
+        "One step; the model's attention kernel apart, and again with an attention that reads no keys.",
+        table(found),
+    ],
+    "first token": lambda found: [
+        "## First token",
+        "Seconds to it, over those of transformers' plain decoding.",
+        table([found]),
+    ],
+    "own share": lambda found: [
+        "## Own share",
+        "Time outside the models' forwards, transformers' preparations in `generate()` included.",
+        table(found),
+    ],
+}

@@ -9,7 +9,7 @@ from typing import Any
 
 from specnb.models.embedded import DEFAULT
 from specnb.notebook.magic_parser import Parser, flag, unescape
-from specnb.notebook.values import values
+from specnb.notebook.values import parse_values
 from specnb.options import BY_NAME, METHODS, OPTIONS, Option, default, unknown
 
 _SPECGEN = """Generate from the text below this line, which goes to the model byte for byte.
@@ -198,7 +198,7 @@ def _vary(text: str) -> tuple[Option, list[Any]]:
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} names no values: write --vary {name}=1,2,4-8.")
     try:
-        return BY_NAME[name], values(BY_NAME[name], given)
+        return BY_NAME[name], parse_values(BY_NAME[name], given)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -96,7 +96,9 @@ def step_timeline(result: GenerationResult) -> Picture:
         later = sorted(whole[1:]) or whole
         if whole[0] > 3 * later[-1]:  # the prompt's pass must not flatten the others
             above.set_ylim(0, 1.3 * later[-1])
-            above.annotate(f"prompt: {whole[0]:.0f} ms", (1, 1.3 * later[-1]), (6, -10), textcoords="offset points", fontsize=9)  # fmt: skip
+            above.annotate(
+                f"prompt: {whole[0]:.0f} ms", (1, 1.3 * later[-1]), (6, -10), textcoords="offset points", fontsize=9
+            )
         below.stairs(
             [len(step.drafted) for step in steps], edges, fill=False, color=GREY, linewidth=1.3, label="drafted"
         )
@@ -132,11 +134,13 @@ def comparison_bars(comparison: Comparison) -> Picture:
     for i, row in enumerate(rows):
         text = f"{row.median:.1f}" + (f" ({row.speed_up:.2f}x)" if i else "") + (" ★" if row is best else "")
         axes.annotate(text, (row.spread[1], i), (6, 0), textcoords="offset points", va="center", fontsize=9)
-    axes.set_yticks(places, [_folded(row.label) for row in rows])
+    axes.set_yticks(places, [_wrap_label(row.label) for row in rows])
     axes.invert_yaxis()
     axes.set(xlim=(0, 1.28 * top or 1), xlabel="tokens per second (median; line: slowest to fastest)")
-    axes.set_title(f"Speed, {comparison.prompts} prompt{'s' * (comparison.prompts > 1)}, "
-                   f"{comparison.repeats} repeat{'s' * (comparison.repeats > 1)}")  # fmt: skip
+    axes.set_title(
+        f"Speed, {comparison.prompts} prompt{'s' * (comparison.prompts > 1)}, "
+        f"{comparison.repeats} repeat{'s' * (comparison.repeats > 1)}"
+    )
     _plain_frame(axes)
     return figure
 
@@ -146,7 +150,7 @@ def by_option(comparison: Comparison) -> Picture:
 
     For the draft length a line shows what the cost model says, see `bench.Run`.
     """
-    name = comparison.swept
+    name = comparison.varied_option
     if name is None:
         raise ValueError("by_option() needs runs that differ in the number of one option; use comparison_bars().")
     plain, *rows = sorted(comparison.rows, key=lambda row: (row.label != "plain", row.options.get(name, 0)))
@@ -154,8 +158,9 @@ def by_option(comparison: Comparison) -> Picture:
     figure = Picture(3.2, f"Speed and tokens per target pass against {name} = {', '.join(map(str, values))}.")
     figure.alt = f"{figure.stable} {_speeds([plain, *rows])} {comparison.verdict}"
     left, right = figure.subplots(1, 2)
-    left.errorbar(values, [row.median for row in rows], yerr=_errors(rows), color=BLUE, marker="o", capsize=3,
-                  label="measured")  # fmt: skip
+    left.errorbar(
+        values, [row.median for row in rows], yerr=_errors(rows), color=BLUE, marker="o", capsize=3, label="measured"
+    )
     left.axhline(plain.median, color=GREY, linestyle="--", label="plain decoding")
     if name == "num_assistant_tokens":
         left.plot(
@@ -188,7 +193,7 @@ def _errors(rows: list[Run]) -> list[list[float]]:
     return [[row.median - row.spread[0] for row in rows], [row.spread[1] - row.median for row in rows]]
 
 
-def _folded(label: str) -> str:
+def _wrap_label(label: str) -> str:
     return label.replace(", ", "\n", 1)
 
 

@@ -64,7 +64,7 @@ def marked_text(result: GenerationResult, ansi: bool = False, text: bool = True)
     """The text with its marks, the legend and the statistics (`text=False`: only these two); no times."""
     blocks = []
     for number, row in enumerate(result.rows if text else [], 1):
-        head = f"RowResult {number} of {len(result.rows)} (ended: {row.finish_reason})\n" if len(result.rows) > 1 else ""
+        head = f"Row {number} of {len(result.rows)} (ended: {row.finish_reason})\n" if len(result.rows) > 1 else ""
         blocks.append(head + "".join(step_marks(step, texts, ansi) for step, texts, _ in row_steps(row)))
     blocks.append(legend({origin for step in result.steps for origin in step.origins}, ansi))
     blocks.append(stats_text(result))
@@ -74,7 +74,7 @@ def marked_text(result: GenerationResult, ansi: bool = False, text: bool = True)
 def stats_text(result: GenerationResult) -> str:
     """One line of statistics, without times."""
     passes = result.target_passes or len(result.steps)
-    parts = [result.method, f"{counted(result.num_emitted_tokens, 'token')} in {counted(passes, 'target pass')}"]
+    parts = [result.method, f"{count_noun(result.num_emitted_tokens, 'token')} in {count_noun(passes, 'target pass')}"]
     if result.num_draft_tokens:
         share = f"{result.draft_acceptance_rate:.1%}"
         parts.append(f"accepted {result.num_accepted_draft_tokens} of {result.num_draft_tokens} drafted ({share})")
@@ -90,7 +90,7 @@ def stats_text(result: GenerationResult) -> str:
 
 def speed_text(result: GenerationResult) -> str:
     """The one line with times: tokens per second and seconds."""
-    tokens = counted(result.num_emitted_tokens, "token")
+    tokens = count_noun(result.num_emitted_tokens, "token")
     return f"{result.tokens_per_second:.1f} tokens/s ({tokens} in {result.seconds:.2f} s)"
 
 
@@ -120,6 +120,6 @@ def numeric_columns(cells: Sequence[Sequence[str]], count: int) -> list[bool]:
     return [bool(column) and all(text[:1].isdigit() or text[:1] == "-" for text in column) for column in columns]
 
 
-def counted(number: int, noun: str) -> str:
+def count_noun(number: int, noun: str) -> str:
     """A number and its noun, in the plural where there is not one: "1 token", "2 passes"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
