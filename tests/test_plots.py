@@ -156,7 +156,7 @@ def test_by_option_with_the_cost_model() -> None:
 
 def test_the_cost_model_is_the_papers() -> None:
     """Leviathan et al., theorem 3.8: (1 - a^(k+1)) / ((1 - a)(k c + 1)), where a pass over k + 1 tokens costs what one costs."""
-    from specnb.bench.compare import predicted
+    from specnb.bench.measured_run import predicted
 
     steps = [Step(9, (1, 2, 3), 3, (1, 2, 3, 4)), Step(13, (1, 2, 3), 1, (1, 9)), Step(15, (1, 2, 3), 0, (9,))]
     a, k, c = 4 / 6, 3, 0.1  # 4 of 6 judged tokens stood

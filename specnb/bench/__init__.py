@@ -1,4 +1,4 @@
-"""Compare methods fairly: the same prompts, runs interleaved and repeated, plain decoding always among them."""
+"""Comparisons of methods on the same prompts: interleaved, repeated, and always with plain decoding."""
 
 from specnb.bench.compare import compare, environment, label_runs
 from specnb.bench.comparison import Comparison, Run

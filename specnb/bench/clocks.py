@@ -1,4 +1,4 @@
-"""Stopwatches for what runs inside a generation."""
+"""Timing of model calls and attention inside a generation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from transformers import PreTrainedModel
 
 @contextmanager
 def time_model_calls() -> Iterator[list[float]]:
-    """Seconds spent in calls of transformers' models (the outermost of each), while nothing else in the process makes any."""
+    """Measure the seconds spent in calls of transformers models.
+
+    It replaces `PreTrainedModel.__call__` for the whole process. Calls within calls are not counted twice.
+
+    Yields:
+        A list with one number, the seconds so far.
+    """
     spent, depth, call = [0.0], 0, PreTrainedModel.__call__
 
     def timed_call(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
@@ -27,7 +33,7 @@ def time_model_calls() -> Iterator[list[float]]:
             if not depth:
                 spent[0] += time.perf_counter() - began
 
-    PreTrainedModel.__call__ = timed_call  # found before nn.Module's
+    PreTrainedModel.__call__ = timed_call  # takes precedence over nn.Module.__call__
     try:
         yield spent
     finally:
@@ -36,9 +42,14 @@ def time_model_calls() -> Iterator[list[float]]:
 
 @contextmanager
 def time_attention(reading: bool = True) -> Iterator[list[float]]:
-    """Seconds spent in torch's attention kernel, while nothing else in the process runs it.
+    """Measure the seconds spent in torch's `scaled_dot_product_attention`, which is replaced for the whole process.
 
-    With `reading` off it reads no key: zeros come out, and nothing that it would have read displaces anything in the processor's cache.
+    Args:
+        reading: False returns zeros instead of attending, so that no keys and values displace weights in the
+            processor's cache.
+
+    Yields:
+        A list with one number, the seconds so far.
     """
     spent, kernel = [0.0], torch.nn.functional.scaled_dot_product_attention
 

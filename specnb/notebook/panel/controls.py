@@ -77,8 +77,8 @@ class Control:
         if option.type is bool:
             return labelled_widget(widgets.Checkbox, option.name, value=initial)
         if option.type is str:
-            hint = "one per line; \\n stands for a line break" if option.many else ""
-            return labelled_widget(widgets.Textarea if option.many else widgets.Text, option.name, placeholder=hint)
+            hint = "one per line; \\n stands for a line break" if option.multiple else ""
+            return labelled_widget(widgets.Textarea if option.multiple else widgets.Text, option.name, placeholder=hint)
         if initial is None:
             self._switch = widgets.Checkbox(value=False, description=f"set {option.name}", indent=False)
         whole = option.type is int
@@ -119,7 +119,7 @@ class Control:
         if value is None:
             return None
         if self.option.type is str and not self.option.choices:
-            lines = [unescape(line) for line in value.split("\n") if line] if self.option.many else value
+            lines = [unescape(line) for line in value.split("\n") if line] if self.option.multiple else value
             return self.option.check(lines) if lines else None
         if self._switch is None and not self.always and not self._given:
             return None
