@@ -1,4 +1,4 @@
-"""`python -m specnb demo`: one prompt decoded plainly, with prompt lookup and with a draft model, compared."""
+"""`python -m specnb demo`: compares plain decoding, prompt lookup and a draft model on one prompt."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from specnb.models import embedded
+from specnb.options import WARM_UP_TOKENS
 from specnb.text import prompt_inputs
 from specnb.trace import GenerationResult
-from specnb.views.text import marked_text, speed_text, table
+from specnb.views.table import Table
+from specnb.views.text import marked_text, speed_text
 
 DEFAULT_MODEL, DRAFT = embedded.DEFAULT
 REAL_MODEL = "smollm2-135m-q4"
-TINY_PROMPT = """Tell this story with a sheep instead of a turtle: There was once a slow turtle called Paula. Paula lived at \
-the beach and liked to eat leaves. Paula hid a torn map behind a door, so that nobody could take it. It was a cold winter \
-day. But a kind duck had seen it. "Your map is safe with me," said the duck. Paula was glad, and together they followed the \
-map to the river."""
+TINY_PROMPT = """Tell this story with a sheep instead of a turtle: There was once a slow turtle called Paula. Paula \
+lived at the beach and liked to eat leaves. Paula hid a torn map behind a door, so that nobody could take it. It was a cold \
+winter day. But a kind duck had seen it. "Your map is safe with me," said the duck. Paula was glad, and together they \
+followed the map to the river."""
 PROMPT = """Copy this text:
 
 The old fisherman rowed out to the lighthouse every morning before sunrise. The keeper of the lighthouse gave the old \
 fisherman a cup of hot tea, and the old fisherman gave the keeper of the lighthouse a basket of fresh fish. One winter \
 the lighthouse stayed dark, and the old fisherman rowed out in the storm to light the lamp himself."""
-_WARM_UP = 8  # tokens generated first, so that no method pays for what happens only once
 
 
 @dataclass
 class _TimedRun:
-    """A method's result, and the note that goes with it."""
+    """A method's result. `note` says which draft model was used."""
 
     title: str
     result: GenerationResult
@@ -37,7 +38,13 @@ class _TimedRun:
 
 
 def run_methods(pair: Any, prompt: str, max_new_tokens: int) -> Iterator[_TimedRun]:
-    """Greedy runs of the same prompt: plain, prompt lookup, draft model."""
+    """Generate greedily from the same prompt with plain decoding, prompt lookup, and a draft model if there is one.
+
+    Args:
+        pair: the `Pair` to run.
+        prompt: the text of the prompt.
+        max_new_tokens: most tokens to generate.
+    """
     import specnb
 
     inputs = prompt_inputs(pair.tokenizer, prompt, device=pair.target.device)
@@ -45,7 +52,7 @@ def run_methods(pair: Any, prompt: str, max_new_tokens: int) -> Iterator[_TimedR
     def run(method: str, tokens: int = max_new_tokens, **options: Any) -> GenerationResult:
         return specnb.generate(pair, **inputs, method=method, max_new_tokens=tokens, do_sample=False, **options)
 
-    run("plain", min(_WARM_UP, max_new_tokens))
+    run("plain", min(WARM_UP_TOKENS, max_new_tokens))
     yield _TimedRun("plain", run("plain"))
     yield _TimedRun("prompt_lookup", run("prompt_lookup"))
     draft, note = select_draft(pair)
@@ -54,7 +61,11 @@ def run_methods(pair: Any, prompt: str, max_new_tokens: int) -> Iterator[_TimedR
 
 
 def select_draft(pair: Any) -> tuple[Any, str]:
-    """The pair's draft model, or the first third of the target's own layers; with a note that says which."""
+    """Choose a draft model: the pair's, or else the first third of the target's own layers.
+
+    Returns:
+        The draft model (None if the target is too small to be truncated), and a note that says what it is.
+    """
     import specnb
 
     if pair.assistant is not None:
@@ -68,7 +79,11 @@ def select_draft(pair: Any) -> tuple[Any, str]:
 
 
 def comparison_table(done: Sequence[_TimedRun]) -> str:
-    """The table: speed, speed-up over plain decoding, passes, acceptance, and whether the text is the same."""
+    """A table with one row per run: speed, speed-up over plain decoding, target passes, acceptance, and equality.
+
+    Args:
+        done: the runs, plain decoding first.
+    """
     plain = done[0].result
     headers = (
         "method",
@@ -95,11 +110,17 @@ def comparison_table(done: Sequence[_TimedRun]) -> str:
                 result.ids == plain.ids,
             )
         )
-    return table(lines, headers)
+    return Table(lines, headers).to_text()
 
 
 def demo(model: str, prompt: str | None, max_new_tokens: int) -> None:
-    """Load the model, run the methods, print texts, statistics and the table. Without a prompt, one that the model can follow."""
+    """Load a model, run the methods, and print texts, statistics and a table.
+
+    Args:
+        model: what `specnb.load` takes.
+        prompt: the text of the prompt; None chooses one that suits the model.
+        max_new_tokens: most tokens to generate.
+    """
     import specnb
 
     ansi = sys.stdout.isatty() and "NO_COLOR" not in os.environ
@@ -118,5 +139,6 @@ def demo(model: str, prompt: str | None, max_new_tokens: int) -> None:
     print("One run each: times vary from run to run.")
     if tiny:
         print(
-            f"A tiny model shows how it works, not what it saves. With a real one: python -m specnb demo --model {REAL_MODEL}"
+            "A tiny model shows how it works, not what it saves. "
+            f"With a real one: python -m specnb demo --model {REAL_MODEL}"
         )
