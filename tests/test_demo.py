@@ -52,7 +52,7 @@ def test_the_prompt_suits_the_model() -> None:
 
 def test_demo_uses_the_assistant_of_the_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     pair: Any = type("Pair", (), {"assistant": "draft"})
-    assert demo.draft_of(pair)[0] == "draft"
+    assert demo.select_draft(pair)[0] == "draft"
 
 
 @pytest.mark.parametrize(

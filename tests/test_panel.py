@@ -23,7 +23,7 @@ from specnb.notebook.panel.controls import Control
 from specnb.notebook.panel.panel import Panel
 from specnb.notebook.panel.view import step_html
 from specnb.notebook.session import Session
-from specnb.notebook.values import values
+from specnb.notebook.values import parse_values
 from specnb.options import BY_NAME, METHODS, OPTIONS, default, options_of
 
 SHORT = 24
@@ -41,7 +41,7 @@ def panel() -> Any:
     yield panel
     panel.stop()
     panel._worker.wait(30)
-    panel._aside.wait(30)
+    panel._plot_worker.wait(30)
 
 
 def shown(panel: Panel) -> str:
@@ -117,11 +117,11 @@ def walk(widget: Any) -> list[Any]:
 def test_controls_have_the_methods_defaults_and_bounds(panel: Panel) -> None:
     for name in ("draft_model", "prompt_lookup", "early_exit"):
         panel.set(method=name)
-        own = panel._form.drafting_of(name).of
+        own = panel._form.drafting_controls(name).by_name
         assert list(own) == [o.name for o in options_of(name) if o.group == "drafting"]
         assert own["num_assistant_tokens"]._widget.value == default("num_assistant_tokens", name)
         assert own["num_assistant_tokens"]._widget.min == BY_NAME["num_assistant_tokens"].slider[0]
-    exit = panel._form.drafting_of("early_exit").of["assistant_early_exit"]
+    exit = panel._form.drafting_controls("early_exit").by_name["assistant_early_exit"]
     assert (exit._widget.min, exit._widget.max) == (1, 3) and panel.options["assistant_early_exit"] == 1
 
 
@@ -144,7 +144,7 @@ def test_the_models_own_settings_are_where_sliders_start() -> None:
     pair.target.generation_config.do_sample = True
     panel = Panel(pair, session=Session())
     main, _ = panel._form.common
-    assert main.of["temperature"]._widget.value == 0.6 and main.of["do_sample"]._widget.value is True
+    assert main.by_name["temperature"]._widget.value == 0.6 and main.by_name["do_sample"]._widget.value is True
     assert panel.options == {"method": "draft_model", "max_new_tokens": 128}
 
 
@@ -199,7 +199,7 @@ def test_WID_03_one_generation_per_press(panel: Panel) -> None:
         panel._run.click()
         for _ in range(5):
             assert panel.run() is False
-        slider = panel._form.drafting_of("prompt_lookup").of["num_assistant_tokens"]._widget
+        slider = panel._form.drafting_controls("prompt_lookup").by_name["num_assistant_tokens"]._widget
         for value in range(1, 11):
             slider.value = value  # a drag queues nothing
         panel.wait(60)
@@ -256,7 +256,7 @@ def test_actions_are_quick(panel: Panel) -> None:
     methods = ["prompt_lookup", "draft_model", "prompt_lookup", "draft_model"]
     chosen = [cost(lambda name=name: panel.set(method=name)) for name in methods]
     pages = [cost(lambda page=page: setattr(panel._pages, "open", page)) for page in ("Plots", "Compare", "Text")]
-    panel._aside.wait(30)
+    panel._plot_worker.wait(30)
     for seconds in (started, stopped, min(changes), min(picks), min(chosen), max(pages)):
         assert seconds < 0.05
 
@@ -278,7 +278,7 @@ def test_panel_and_session_follow_each_other() -> None:
     session.drop("two")
     assert panel._form.model.value is None and panel.options["method"] is not None
     panel.close()
-    assert panel._follow not in session.listeners
+    assert panel._refresh not in session.listeners
 
 
 def test_the_same_pair_is_taken_in_once_and_names_stay_apart() -> None:
@@ -298,7 +298,7 @@ def test_loading_shows_progress_and_errors(panel: Panel, monkeypatch: pytest.Mon
     panel._load.button.click()
     panel.wait(30)
     assert panel.session.current == "other" == panel._form.model.value and "loaded:" in shown(panel)
-    assert panel.session.given("other") == {"assistant": 2}
+    assert panel.session.load_options("other") == {"assistant": 2}
     with pytest.raises(OSError, match="no model 'nope'"):
         panel.load("nope", wait=True)
     assert "no model 'nope'" in shown(panel) and panel._form.model.value == "other"
@@ -343,7 +343,7 @@ def test_compare_values_and_stop(panel: Panel) -> None:
     panel._compare.what.value = "values of one option"
     panel._compare.given.value = "1, 3-4"
     panel.compare(wait=True)
-    assert panel.comparison.swept == "num_assistant_tokens" and len(panel.comparison.rows) == 4
+    assert panel.comparison.varied_option == "num_assistant_tokens" and len(panel.comparison.rows) == 4
     with slow(panel, 0.05):
         panel.compare()
         panel.stop()
@@ -356,12 +356,12 @@ def test_compare_values_and_stop(panel: Panel) -> None:
 
 def test_values() -> None:
     k, schedule = BY_NAME["num_assistant_tokens"], BY_NAME["num_assistant_tokens_schedule"]
-    assert values(k, "1, 2;4-6,2") == [1, 2, 4, 5, 6]
-    assert values(BY_NAME["assistant_confidence_threshold"], "0, .5") == [0, 0.5]
-    assert values(schedule, "constant, adaptive") == ["constant", "adaptive"]
+    assert parse_values(k, "1, 2;4-6,2") == [1, 2, 4, 5, 6]
+    assert parse_values(BY_NAME["assistant_confidence_threshold"], "0, .5") == [0, 0.5]
+    assert parse_values(schedule, "constant, adaptive") == ["constant", "adaptive"]
     for text in ("", "x", "1-1000000000", "0", "-3"):
         with pytest.raises(ValueError, match="num_assistant_tokens"):
-            values(k, text)
+            parse_values(k, text)
 
 
 # ---- as code

@@ -141,7 +141,7 @@ def test_by_option_with_the_cost_model() -> None:
     rows = [run(f"draft_model, num_assistant_tokens={k}", (10.0 * k,) * 3, PLAIN, {"method": "draft_model", "num_assistant_tokens": k})
             for k in (4, 1, 2)]  # fmt: skip
     found = comparison(*rows)
-    assert found.swept == "num_assistant_tokens"
+    assert found.varied_option == "num_assistant_tokens"
     figure = found.plot()
     assert (
         "cost model" in texts(figure)
@@ -149,14 +149,14 @@ def test_by_option_with_the_cost_model() -> None:
         and "tokens per target pass" in texts(figure)
     )
     assert list(figure.axes[0].lines[0].get_xdata()) == [1, 2, 4]
-    assert comparison(run("a", PLAIN, PLAIN)).swept is None
+    assert comparison(run("a", PLAIN, PLAIN)).varied_option is None
     with pytest.raises(ValueError, match="by_option"):
         plots.by_option(comparison(run("a", PLAIN, PLAIN)))
 
 
 def test_the_cost_model_is_the_papers() -> None:
     """Leviathan et al., theorem 3.8: (1 - a^(k+1)) / ((1 - a)(k c + 1)), where a pass over k + 1 tokens costs what one costs."""
-    from specnb.bench.compare import predicted
+    from specnb.bench.measured_run import predicted
 
     steps = [Step(9, (1, 2, 3), 3, (1, 2, 3, 4)), Step(13, (1, 2, 3), 1, (1, 9)), Step(15, (1, 2, 3), 0, (9,))]
     a, k, c = 4 / 6, 3, 0.1  # 4 of 6 judged tokens stood
@@ -190,16 +190,16 @@ def test_verdicts() -> None:
 
 def test_labels() -> None:
     runs = ["prompt_lookup", specnb.Method("draft_model", num_assistant_tokens=3), {"method": "plain"}]
-    assert list(bench.labelled(runs)) == ["plain", "prompt_lookup", "draft_model, num_assistant_tokens=3"]
+    assert list(bench.label_runs(runs)) == ["plain", "prompt_lookup", "draft_model, num_assistant_tokens=3"]
     same = [{"method": "draft_model", "num_assistant_tokens": k, "verification": "block"} for k in (1, 2)]
-    assert list(bench.labelled(same)) == [
+    assert list(bench.label_runs(same)) == [
         "plain",
         "draft_model, num_assistant_tokens=1",
         "draft_model, num_assistant_tokens=2",
     ]
     drafts = [{"method": "draft_model", "assistant_model": tiny.llama(seed)} for seed in (1, 2)]
     names = [f"draft_model, assistant_model=LlamaForCausalLM{more}" for more in ("", " (2)")]
-    assert list(bench.labelled(drafts)) == ["plain", *names]  # never a model's whole repr
+    assert list(bench.label_runs(drafts)) == ["plain", *names]  # never a model's whole repr
 
 
 @pytest.fixture(scope="module")

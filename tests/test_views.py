@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from specnb.trace import GenerationResult, RowResult, Step
-from specnb.views.html import STYLE, TokenHtml, result_view, stats_line, table, token_view
+from specnb.views.html import STYLE, TokenHtml, result_view, stats_line, token_view
+from specnb.views.table import Table
 from specnb.views.text import legend, marked_text, speed_text, stats_text, visible
-from specnb.views.text import table as text_table
 
 
 def row(texts: list[str], rejected: bool = True) -> RowResult:
@@ -101,7 +101,7 @@ def test_style_has_no_colour_alone() -> None:
 def test_everything_is_escaped(text: str) -> None:
     parsed = _Checked(token_view(row([text, *TEXTS[1:]])))
     assert parsed.text["pre"] == "\n" + text and "script" not in parsed.tags
-    assert html.escape(text, quote=False) in table([[text]], [text])
+    assert html.escape(text, quote=False) in Table([[text]], [text]).to_html()
 
 
 def test_control_characters_become_visible() -> None:
@@ -162,8 +162,8 @@ def test_ansi_styles_differ_without_colour() -> None:
 
 def test_several_rows() -> None:
     both = result(row(TEXTS), row(TEXTS))
-    assert result_view(both).count("<pre") == 2 and "RowResult 2 of 2 (ended: length)" in result_view(both)
-    assert marked_text(both).count("RowResult ") == 2 and "ended: length" not in stats_text(both)
+    assert result_view(both).count("<pre") == 2 and "Row 2 of 2 (ended: length)" in result_view(both)
+    assert marked_text(both).count("Row ") == 2 and "ended: length" not in stats_text(both)
 
 
 def test_statistics_have_no_times() -> None:
@@ -177,20 +177,20 @@ def test_statistics_have_no_times() -> None:
 def test_tables() -> None:
     rows = [["plain", 1.0, None, True], ["lookup", 12.345, 3, False]]
     headers = ["method", "tokens/s", "passes", "same"]
-    assert text_table(rows, headers) == (
+    assert Table(rows, headers).to_text() == (
         "method  tokens/s  passes  same\n------  --------  ------  ----\nplain       1.00       -  yes\nlookup     12.35       3  no"
     ).replace("12.35", f"{12.345:.2f}")
-    parsed = _Checked(table(rows, headers))
-    assert "table" in parsed.tags and "<td class=n>1.00</td>" in table(rows, headers)
-    assert text_table([], ["a"]) == "a\n-"
+    parsed = _Checked(Table(rows, headers).to_html())
+    assert "table" in parsed.tags and "<td class=n>1.00</td>" in Table(rows, headers).to_html()
+    assert Table([], ["a"]).to_text() == "a\n-"
 
 
 _PROGRAM = """
 import sys; sys.path.insert(0, {tests!r})
 from test_views import TEXTS, result, row
-from specnb.views.html import table
+from specnb.views.table import Table
 one = result(row(TEXTS), row(["<a>", *TEXTS[1:]]))
-print(ascii([repr(one), str(one), one._repr_html_(), table([["plain", 1.5, 2, None]], ["a", "b", "c", "d"])]))
+print(ascii([repr(one), str(one), one._repr_html_(), Table([["plain", 1.5, 2, None]], ["a", "b", "c", "d"]).to_html()]))
 """
 
 

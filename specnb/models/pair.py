@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
-from specnb.models.mistral import added_vocab, need, spellings, token_id
+from specnb.models.mistral import added_vocab, require_methods, token_id, token_strings
 from specnb.text import is_mistral_common, text_tokenizer
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ PROBES = (
 """Texts on which tokenizers with different rules or merges give different ids."""
 
 _SPECIAL = ("bos", "eos", "pad", "unk")
-_SAMPLE = 1024
+_NUM_SAMPLED_IDS = 1024
 
 
 @dataclass(frozen=True)
-class Fit:
+class PairCheck:
     """What `check_pair` found: whether the two tokenizers are the same, and where they differ if they do not.
 
     `tokenizers` is "same", "different", or "unknown" when there is no draft model or a tokenizer was not given.
@@ -52,29 +52,29 @@ class Pair:
 
     def describe(self) -> str:
         """A few lines: both models with class, layers, parameters, number format and device, then the card."""
-        lines = [f"{self.name or 'target'}: {_outline(self.target)}"]
+        lines = [f"{self.name or 'target'}: {_summary(self.target)}"]
         if self.assistant is not None:
             shared = {p.untyped_storage().data_ptr() for p in self.target.parameters()}
             own = any(p.untyped_storage().data_ptr() not in shared for p in self.assistant.parameters())
-            lines.append(f"draft: {_outline(self.assistant)}{'' if own else ', sharing the weights of the target'}")
+            lines.append(f"draft: {_summary(self.assistant)}{'' if own else ', sharing the weights of the target'}")
         return "\n".join([*lines, *([self.card] if self.card else [])])
 
     def __repr__(self) -> str:
-        drafted = f", draft {_outline(self.assistant)}" if self.assistant is not None else ""
-        return f"Pair({self.name or 'target'}: {_outline(self.target)}{drafted})"
+        drafted = f", draft {_summary(self.assistant)}" if self.assistant is not None else ""
+        return f"Pair({self.name or 'target'}: {_summary(self.target)}{drafted})"
 
 
-def _outline(model: PreTrainedModel) -> str:
+def _summary(model: PreTrainedModel) -> str:
     layers = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", "?")
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     dtype = str(model.dtype).removeprefix("torch.")
     return f"{type(model).__name__}, {layers} layers, {millions:,.1f}M parameters, {dtype} on {model.device}"
 
 
-def check_pair(target: Any, tokenizer: Any = None, assistant: Any = None, assistant_tokenizer: Any = None) -> Fit:
+def check_pair(target: Any, tokenizer: Any = None, assistant: Any = None, assistant_tokenizer: Any = None) -> PairCheck:
     """Check, before anything runs, that `assistant` can draft for `target`; ValueError with the reason if it cannot.
 
-    Tokenizers are compared by what they do (`difference`), never by size: padded embeddings are fine, and equal sizes
+    Tokenizers are compared by what they do (`tokenizer_difference`), never by size: padded embeddings are fine, and equal sizes
     prove nothing; where they differ, universal decoding is the method. Without both tokenizers there is nothing to compare and the pair is taken as given. Tokenizers may be
     processors. The models are not run.
     """
@@ -85,10 +85,10 @@ def check_pair(target: Any, tokenizer: Any = None, assistant: Any = None, assist
             f"{type(target).__name__} is a drafter that reads a Gemma 4 model's keys and values; it cannot generate alone. Load the Gemma 4 "
             "model as the target, with this as its assistant."
         )
-    _refuse_empty(target, "the target")
+    _check_weights_present(target, "the target")
     if assistant is None:
-        return Fit("unknown")
-    _refuse_empty(assistant, "the draft model")
+        return PairCheck("unknown")
+    _check_weights_present(assistant, "the draft model")
     if assistant.config.is_encoder_decoder and not target.config.is_encoder_decoder:
         raise ValueError(
             f"the draft model ({type(assistant).__name__}) is an encoder-decoder model, the target "
@@ -102,12 +102,12 @@ def check_pair(target: Any, tokenizer: Any = None, assistant: Any = None, assist
             "it with AutoModelForCausalLM."
         )
     if tokenizer is None or assistant_tokenizer is None:
-        return Fit("unknown")
-    found = difference(tokenizer, assistant_tokenizer)
-    return Fit("same") if found is None else Fit("different", found)
+        return PairCheck("unknown")
+    found = tokenizer_difference(tokenizer, assistant_tokenizer)
+    return PairCheck("same") if found is None else PairCheck("different", found)
 
 
-def difference(tokenizer: Any, other: Any) -> str | None:
+def tokenizer_difference(tokenizer: Any, other: Any) -> str | None:
     """Where two tokenizers (or processors) differ in what they do, in words; None if they do the same.
 
     Compared are the ids of the probe texts, the ids of the special tokens, and the spelling of tokens spread over the
@@ -119,8 +119,10 @@ def difference(tokenizer: Any, other: Any) -> str | None:
         return None
     for given in (one, two):
         if not is_mistral_common(given):
-            need(given, "a draft model", "encode", "get_added_vocab", "convert_tokens_to_ids", "vocab_size", "__len__")
-    known, stamp = _COMPARED.setdefault(one, WeakKeyDictionary()), (_stamp(one), _stamp(two))
+            require_methods(
+                given, "a draft model", "encode", "get_added_vocab", "convert_tokens_to_ids", "vocab_size", "__len__"
+            )
+    known, stamp = _COMPARED.setdefault(one, WeakKeyDictionary()), (_fingerprint(one), _fingerprint(two))
     if known.get(two, (None,))[0] != stamp:
         known[two] = stamp, _difference(one, two)
     found: str | None = known[two][1]
@@ -130,7 +132,7 @@ def difference(tokenizer: Any, other: Any) -> str | None:
 _COMPARED: WeakKeyDictionary[Any, WeakKeyDictionary[Any, tuple[Any, str | None]]] = WeakKeyDictionary()
 
 
-def _stamp(tokenizer: Any) -> tuple[Any, ...]:
+def _fingerprint(tokenizer: Any) -> tuple[Any, ...]:
     """Changes when tokens are added or special ones appointed."""
     roles = tuple(
         (getattr(tokenizer, f"{role}_token", None), getattr(tokenizer, f"{role}_token_id", None)) for role in _SPECIAL
@@ -177,9 +179,11 @@ def _spelling_difference(one: Any, two: Any) -> str | None:
     """The first of some ids, spread over the common range, that stands for other tokens in the two."""
     added = set(added_vocab(one).values()) | set(added_vocab(two).values())
     top = min(one.vocab_size, two.vocab_size)
-    ids = [i for i in range(0, top, max(1, top // _SAMPLE)) if i not in added]
+    ids = [i for i in range(0, top, max(1, top // _NUM_SAMPLED_IDS)) if i not in added]
     decoded = is_mistral_common(one) != is_mistral_common(two)  # these two spell tokens each in its own way
-    for i, token, their_token in zip(ids, spellings(one, ids, decoded), spellings(two, ids, decoded), strict=True):
+    for i, token, their_token in zip(
+        ids, token_strings(one, ids, decoded), token_strings(two, ids, decoded), strict=True
+    ):
         if token != their_token:
             return f"id {i} is the token {token!r} with the target's and {their_token!r} with the draft's"
     return None
@@ -196,7 +200,7 @@ def _window(ids: list[int], at: int, width: int = 6) -> str:
     return f"[{'..., ' if start else ''}{shown}{', ...' if start + width < len(ids) else ''}]"
 
 
-def _refuse_empty(model: Any, who: str) -> None:
+def _check_weights_present(model: Any, who: str) -> None:
     """Raise if weights have no data and no hook of accelerate's will bring it."""
     if not any(parameter.is_meta for parameter in model.parameters()):
         return

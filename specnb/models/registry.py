@@ -55,7 +55,7 @@ REGISTERED = {
 }
 
 
-def nearest(name: str) -> str:
+def suggest_name(name: str) -> str:
     """ " Did you mean 'x'?" for the registered name closest to `name`, or nothing."""
     if name in REGISTERED:
         return ""

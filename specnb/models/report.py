@@ -14,20 +14,22 @@ from typing import Any
 from specnb.models.errors import LoadError
 
 _LOGGER = "transformers.modeling_utils"
-_NAMED = 4  # tensors of a kind that a message lists
+_MAX_LISTED = 4  # tensors of a kind that a message lists
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _CONVERSION = re.compile(r"^\s*(\S+)\s*\| CONVERSION", re.MULTILINE)
 _MTP = re.compile(r"^(.*\blayers\.\d+)\.(enorm|hnorm|eh_proj|shared_head)\b")
-_TABLES = re.compile(
+_COMPUTED_BUFFERS = re.compile(
     r"(^|\.)(inv_freq|(cos|sin)_cached|position_ids|masked_bias|causal_mask|version|_float_tensor"
     r"|embed_positions\.weights|(attn|attention|self_attn|self_attention)\.bias)$"
 )
 """What older versions stored beside the weights and newer ones compute."""
-_SCALES = re.compile(r"(scale|scales|zero_point|zeros|g_idx|_packed|_shape|absmax|quant_map|quant_state\..*)$")
+_QUANTISATION_TENSORS = re.compile(
+    r"(scale|scales|zero_point|zeros|g_idx|_packed|_shape|absmax|quant_map|quant_state\..*)$"
+)
 """What quantised checkpoints store beside their weights, and not every reader uses."""
 
 
-class Report(logging.Filter):
+class LoadReport(logging.Filter):
     """Holds the report back until `judge` has seen what it is about."""
 
     def __init__(self, level: int) -> None:
@@ -42,16 +44,16 @@ class Report(logging.Filter):
             self._held.append(record)
         return not held and record.levelno >= self._level
 
-    def judge(self, name: str, model: Any, info: Mapping[str, Any]) -> None:
+    def check(self, name: str, model: Any, info: Mapping[str, Any]) -> None:
         """Raise LoadError for tensors that are missing, of another size, or that the model has no place for.
 
         Drops the report where it lists nothing but MTP layers; `info` is the loading info.
         """
-        wrong = _wrong(model, info)
+        wrong = _mismatches(model, info)
         if wrong:
             self._held.clear()
-            raise misfit(name, wrong)
-        if not _surprises(model, info["unexpected_keys"]):
+            raise mismatch_error(name, wrong)
+        if not _unexpected_keys(model, info["unexpected_keys"]):
             self._held.clear()
 
     def failed(self, name: str) -> LoadError | None:
@@ -63,7 +65,7 @@ class Report(logging.Filter):
                 reason = re.search(r"^RuntimeError: (.*)$", text, re.MULTILINE)
                 said = f" ({reason[1].rstrip('. ')})" if reason else ""
                 self._held.clear()
-                return misfit(name, [f"what belongs to {_listed(names)} does not fit together{said}"])
+                return mismatch_error(name, [f"what belongs to {_listed(names)} does not fit together{said}"])
         return None
 
     def release(self) -> None:
@@ -75,11 +77,11 @@ class Report(logging.Filter):
 
 
 @contextmanager
-def report(name: str) -> Iterator[Report]:
+def load_report(name: str) -> Iterator[LoadReport]:
     """Holds transformers' report back while the model `name` is loaded; read also where the user has silenced it."""
     logger = logging.getLogger(_LOGGER)
     own = logger.level
-    held = Report(logger.getEffectiveLevel())
+    held = LoadReport(logger.getEffectiveLevel())
     logger.addFilter(held)
     # just under WARNING: at that level itself transformers also tells of tensor parallelism
     logger.setLevel(min(logging.WARNING - 1, logger.getEffectiveLevel()))
@@ -95,7 +97,7 @@ def report(name: str) -> Iterator[Report]:
         logger.removeFilter(held)
 
 
-def misfit(name: str, wrong: Sequence[str]) -> LoadError:
+def mismatch_error(name: str, wrong: Sequence[str]) -> LoadError:
     """For weights that are not what the config says."""
     return LoadError(
         f"{name!r} cannot be loaded, since its weights and its config do not fit: {'; '.join(wrong)}. Get the model "
@@ -104,13 +106,13 @@ def misfit(name: str, wrong: Sequence[str]) -> LoadError:
     )
 
 
-def _wrong(model: Any, info: Mapping[str, Any]) -> list[str]:
-    missing = sorted(key for key in info["missing_keys"] if not _TABLES.search(key))
-    surplus = sorted(key for key in _surprises(model, info["unexpected_keys"]) if _has_place(model, key))
+def _mismatches(model: Any, info: Mapping[str, Any]) -> list[str]:
+    missing = sorted(key for key in info["missing_keys"] if not _COMPUTED_BUFFERS.search(key))
+    surplus = sorted(key for key in _unexpected_keys(model, info["unexpected_keys"]) if _has_place(model, key))
     sized = sorted((key, list(there), list(wanted)) for key, there, wanted in info["mismatched_keys"])
-    found = [f"{key} is {there}, the config asks for {wanted}" for key, there, wanted in sized[:_NAMED]]
-    if len(sized) > _NAMED:
-        found.append(f"{len(sized) - _NAMED} more tensors have other sizes")
+    found = [f"{key} is {there}, the config asks for {wanted}" for key, there, wanted in sized[:_MAX_LISTED]]
+    if len(sized) > _MAX_LISTED:
+        found.append(f"{len(sized) - _MAX_LISTED} more tensors have other sizes")
     if missing:
         found.append(f"there is no {_listed(missing)}")
     if surplus:
@@ -118,7 +120,7 @@ def _wrong(model: Any, info: Mapping[str, Any]) -> list[str]:
     return found + [" ".join(str(message).split()) for message in info["error_msgs"]]
 
 
-def _surprises(model: Any, keys: Sequence[str]) -> list[str]:
+def _unexpected_keys(model: Any, keys: Sequence[str]) -> list[str]:
     """Unexpected tensors that are not those of MTP layers."""
     text = model.config.get_text_config(decoder=True)
     first, count = getattr(text, "num_hidden_layers", 0), getattr(text, "num_mtp_layers", None) or 0
@@ -133,7 +135,9 @@ def _has_place(model: Any, key: str) -> bool:
     Parts that the model does not have at all are another matter: a value head, the vision tower of a model that is
     loaded for text.
     """
-    if _TABLES.search(key) or (getattr(model.config, "quantization_config", None) is not None and _SCALES.search(key)):
+    if _COMPUTED_BUFFERS.search(key) or (
+        getattr(model.config, "quantization_config", None) is not None and _QUANTISATION_TENSORS.search(key)
+    ):
         return False
     parts = key.removeprefix(f"{model.base_model_prefix}.").split(".")
     base = model.base_model
@@ -141,4 +145,6 @@ def _has_place(model: Any, key: str) -> bool:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    return ", ".join(names[:_MAX_LISTED]) + (
+        f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    )

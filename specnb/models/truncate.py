@@ -19,13 +19,13 @@ def truncate(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     """
     import torch
 
-    _refuse(model)
+    _check_supported(model)
     total = model.config.get_text_config(decoder=True).num_hidden_layers
     if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers < total:
         raise ValueError(
             f"a draft of {layers!r} layers cannot be made: this model has {total} layers, so the draft can have 1 to {total - 1}."
         )
-    config = _shortened(model.config, layers)
+    config = _truncated_config(model.config, layers)
     try:
         with torch.device("meta"):
             draft: PreTrainedModel = type(model)(config)
@@ -36,12 +36,12 @@ def truncate(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     _check_depth(model, draft, layers)
     sources = dict(model.named_modules())
     for name, module in draft.named_modules():
-        _share(sources.get(name), module, name, layers, total)
+        _share_weights(sources.get(name), module, name, layers, total)
     draft.generation_config = copy.deepcopy(model.generation_config)
     return draft.eval()
 
 
-def _refuse(model: PreTrainedModel) -> None:
+def _check_supported(model: PreTrainedModel) -> None:
     """Raise for models whose layers cannot be cut off, before anything is built."""
     kind = type(model).__name__
     if getattr(model, "config", None) is None or not hasattr(model.config, "get_text_config"):
@@ -59,7 +59,7 @@ def _refuse(model: PreTrainedModel) -> None:
         )
 
 
-def _shortened(config: Any, layers: int) -> Any:
+def _truncated_config(config: Any, layers: int) -> Any:
     """A copy of `config` for the first `layers` layers, per-layer settings included.
 
     The copy is edited, not rebuilt: a config built anew may decide by itself on the kind of the (new) last layer.
@@ -96,7 +96,7 @@ def _check_depth(model: PreTrainedModel, draft: PreTrainedModel, layers: int) ->
         )
 
 
-def _share(source: nn.Module | None, module: nn.Module, name: str, layers: int, total: int) -> None:
+def _share_weights(source: nn.Module | None, module: nn.Module, name: str, layers: int, total: int) -> None:
     """Give `module`, built without memory, the weights of `source`; small state of its own is copied."""
     import torch
 
@@ -108,7 +108,7 @@ def _share(source: nn.Module | None, module: nn.Module, name: str, layers: int, 
         )
     for key, parameter in module._parameters.items():
         if parameter is not None:
-            module._parameters[key] = _cut(getattr(source, key), parameter, f"{name}.{key}", layers, total)
+            module._parameters[key] = _slice_parameter(getattr(source, key), parameter, f"{name}.{key}", layers, total)
     for key, buffer in module._buffers.items():
         if buffer is not None:
             kept = getattr(source, key)
@@ -118,7 +118,7 @@ def _share(source: nn.Module | None, module: nn.Module, name: str, layers: int, 
             vars(module)[key] = getattr(source, key).clone()
 
 
-def _cut(parameter: nn.Parameter, like: nn.Parameter, name: str, layers: int, total: int) -> nn.Parameter:
+def _slice_parameter(parameter: nn.Parameter, like: nn.Parameter, name: str, layers: int, total: int) -> nn.Parameter:
     """The parameter itself, or a view of its first part where one dimension counts layers."""
     from torch import nn
 

@@ -14,7 +14,7 @@ def load_ipython_extension(ip: Any) -> None:
     from specnb.notebook.magics import SpecMagics
 
     unload_ipython_extension(ip)
-    for refused in drop_refused(SpecMagics, ip.config):
+    for refused in remove_invalid_config(SpecMagics, ip.config):
         print(f"{refused} was refused, so it is left out.")
     magics = SpecMagics(ip)
     ip.register_magics(magics)
@@ -24,7 +24,7 @@ def load_ipython_extension(ip: Any) -> None:
         ip.set_hook("complete_command", magics.complete_line, str_key=key)
 
 
-def drop_refused(kind: Any, config: Any) -> list[str]:
+def remove_invalid_config(kind: Any, config: Any) -> list[str]:
     """Take values that a Configurable refuses out of its section of a config; which ones they were.
 
     `%config` keeps a value that it has refused in the shell's config, where the next loading would fail on it.

@@ -9,7 +9,7 @@ from typing import Any
 
 from specnb.models.embedded import DEFAULT
 from specnb.notebook.magic_parser import Parser, flag, unescape
-from specnb.notebook.values import values
+from specnb.notebook.values import parse_values
 from specnb.options import BY_NAME, METHODS, OPTIONS, Option, default, unknown
 
 _SPECGEN = """Generate from the text below this line, which goes to the model byte for byte.
@@ -121,7 +121,7 @@ def _options(parser: Parser) -> None:
         if option.type is bool:
             group.add_argument(flag(option.name), action=argparse.BooleanOptionalAction, help=_help(option))
         else:
-            action = "append" if option.many else "store"
+            action = "append" if option.multiple else "store"
             group.add_argument(
                 flag(option.name), action=action, type=_value(option), metavar=_metavar(option), help=_help(option)
             )
@@ -159,19 +159,19 @@ def _value(option: Option) -> Callable[[str], Any]:
     """Reads one value of an option; its errors name the option and what is allowed."""
 
     def read(text: str) -> Any:
-        value: Any = unescape(text) if option.many and option.type is str else text
+        value: Any = unescape(text) if option.multiple and option.type is str else text
         if option.type is not str:
             try:
                 value = option.type(text)
             except ValueError:
                 raise argparse.ArgumentTypeError(
-                    f"{text!r} is not valid: it must be {option.allowed}{option.remedy}."
+                    f"{text!r} is not valid: it must be {option.allowed}{option.hint_in_brackets}."
                 ) from None
         try:
             return option.check(value)
         except ValueError:
             raise argparse.ArgumentTypeError(
-                f"{text!r} is not valid: it must be {option.allowed}{option.remedy}."
+                f"{text!r} is not valid: it must be {option.allowed}{option.hint_in_brackets}."
             ) from None
 
     return read
@@ -198,7 +198,7 @@ def _vary(text: str) -> tuple[Option, list[Any]]:
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} names no values: write --vary {name}=1,2,4-8.")
     try:
-        return BY_NAME[name], values(BY_NAME[name], given)
+        return BY_NAME[name], parse_values(BY_NAME[name], given)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

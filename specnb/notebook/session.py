@@ -82,7 +82,7 @@ class Session:
         self.last = result
         self._changed()
 
-    def given(self, name: str) -> dict[str, Any] | None:
+    def load_options(self, name: str) -> dict[str, Any] | None:
         """What a model was loaded with; None if it was made elsewhere."""
         return self._given.get(name)
 

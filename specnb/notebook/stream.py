@@ -11,10 +11,10 @@ from IPython.display import display
 from specnb.text import Detokenizer
 from specnb.trace import GenerationResult, Step
 from specnb.views.html import TokenHtml, live_view, result_view
-from specnb.views.text import counted, mark, marked_text, speed_text, step_marks
+from specnb.views.text import count_noun, mark, marked_text, speed_text, step_marks
 
-_PERIOD = 0.1  # seconds between two updates
-_SHARE = 0.01  # of the time, at most, goes into updates
+_UPDATE_SECONDS = 0.1  # seconds between two updates
+_MAX_UPDATE_SHARE = 0.01  # of the time, at most, goes into updates
 
 
 class View(Protocol):
@@ -39,9 +39,9 @@ class FinalView:
     def finish(self, result: GenerationResult) -> None:
         """Show the result."""
         if self._notebook:
-            display(_bundle(result), raw=True)
+            display(_mime_bundle(result), raw=True)
         else:
-            print(marked_text(result, ansi=_colour()))
+            print(marked_text(result, ansi=_use_ansi()))
         print(speed_text(result))
 
     def fail(self) -> None:
@@ -60,7 +60,7 @@ class NotebookView:
         self._tokens = TokenHtml()
         self._handle: Any = None
         self._count = self._steps = 0
-        self._next = time.perf_counter() + _PERIOD
+        self._next = time.perf_counter() + _UPDATE_SECONDS
 
     def step(self, step: Step) -> None:
         """Add the step; show it when it is time."""
@@ -71,14 +71,14 @@ class NotebookView:
         if now >= self._next:
             self._show("generating")
             done = time.perf_counter()
-            self._next = done + max(_PERIOD, (done - now) / _SHARE)
+            self._next = done + max(_UPDATE_SECONDS, (done - now) / _MAX_UPDATE_SHARE)
 
     def _add(self, step: Step) -> None:
         self._tokens.add(step, self._detokenizer.push(step.emitted))
 
     def finish(self, result: GenerationResult) -> None:
         """Put the result in the display's place."""
-        self._send(_bundle(result))
+        self._send(_mime_bundle(result))
         print(speed_text(result))
 
     def fail(self) -> None:
@@ -87,7 +87,7 @@ class NotebookView:
             self._show("stopped by an error")
 
     def _show(self, state: str) -> None:
-        note = f"{state}: {counted(self._count, 'token')} in {counted(self._steps, 'step')}"
+        note = f"{state}: {count_noun(self._count, 'token')} in {count_noun(self._steps, 'step')}"
         self._send({"text/html": live_view(self._tokens, note), "text/plain": note})
 
     def _send(self, bundle: dict[str, str]) -> None:
@@ -102,7 +102,7 @@ class TerminalView:
 
     def __init__(self, tokenizer: Any) -> None:
         self._detokenizer = Detokenizer(tokenizer)
-        self._ansi = _colour()
+        self._ansi = _use_ansi()
         self._origin = "plain"
 
     def step(self, step: Step) -> None:
@@ -134,11 +134,11 @@ def is_notebook(shell: Any) -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-def _bundle(result: GenerationResult) -> dict[str, str]:
+def _mime_bundle(result: GenerationResult) -> dict[str, str]:
     return {"text/html": result_view(result), "text/plain": marked_text(result)}
 
 
-def _colour() -> bool:
+def _use_ansi() -> bool:
     import os
 
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -9,7 +9,7 @@ from specnb.options import Option
 _MOST = 24  # runs in one comparison
 
 
-def values(option: Option, text: str) -> list[Any]:
+def parse_values(option: Option, text: str) -> list[Any]:
     """The values that a text names, checked: "1, 2, 4-6" is 1, 2, 4, 5, 6. Raises ValueError for what is not allowed."""
     found: list[Any] = []
     for part in text.replace(";", ",").split(","):

@@ -8,9 +8,9 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from specnb.notebook.panel.controls import labelled, note, scrolling
+from specnb.notebook.panel.controls import labelled_widget, note, scrollable
 from specnb.notebook.panel.form import Form
-from specnb.notebook.values import values
+from specnb.notebook.values import parse_values
 from specnb.options import BY_NAME, METHODS, options_of
 
 
@@ -19,21 +19,30 @@ class CompareForm:
 
     def __init__(self, form: Form) -> None:
         self.form = form
-        self.what = labelled(widgets.Dropdown, "Compare", options=["methods", "values of one option"])
-        self.methods = labelled(widgets.SelectMultiple, "Methods (Ctrl or Shift: several)", options=[], rows=5)
-        self.option = labelled(widgets.Dropdown, "Option of the chosen method", options=[])
-        self.given = labelled(widgets.Text, "Values", value="1-8", placeholder="1, 2, 4-8")
-        self.repeats = labelled(widgets.IntSlider, "Repeats", value=3, min=1, max=10, continuous_update=False)
+        self.what = labelled_widget(widgets.Dropdown, "Compare", options=["methods", "values of one option"])
+        self.methods = labelled_widget(widgets.SelectMultiple, "Methods (Ctrl or Shift: several)", options=[], rows=5)
+        self.option = labelled_widget(widgets.Dropdown, "Option of the chosen method", options=[])
+        self.given = labelled_widget(widgets.Text, "Values", value="1-8", placeholder="1, 2, 4-8")
+        self.repeats = labelled_widget(widgets.IntSlider, "Repeats", value=3, min=1, max=10, continuous_update=False)
         self.button = widgets.Button(description="Compare", icon="bar-chart", tooltip="Run all of them, in turns")
         self.output = widgets.HTML()
         self.box = widgets.VBox(
-            [self.what, self.methods, self.option, self.given, self.repeats, note(_FAIR), self.button, self.output]
+            [
+                self.what,
+                self.methods,
+                self.option,
+                self.given,
+                self.repeats,
+                note(_HOW_MEASURED),
+                self.button,
+                self.output,
+            ]
         )
         self.what.observe(lambda _: self._show(), "value")
         self.option.observe(lambda _: self._suggest(), "value")
-        self.follow()
+        self.refresh()
 
-    def follow(self) -> None:
+    def refresh(self) -> None:
         """Offer what the form's pair and method have."""
         names = [name for name in self.form.available if name != "plain"]
         entries = [(METHODS[name].title, name) for name in names]
@@ -55,17 +64,17 @@ class CompareForm:
             chosen = list(self.methods.value)
             if not chosen:
                 raise ValueError("choose at least one method to compare with plain decoding.")
-            return [{"method": name, **self.form.drafting_of(name).values()} for name in chosen]
+            return [{"method": name, **self.form.drafting_controls(name).values()} for name in chosen]
         method = self.form.method.value
         option = next((o for o in options_of(method) if o.name == self.option.value), None)
         if option is None or method == "plain":
             raise ValueError("plain decoding has no options to vary: choose another method above.")
-        base = self.form.drafting_of(method).values()
-        return [{"method": method, **base, option.name: value} for value in values(option, self.given.value)]
+        base = self.form.drafting_controls(method).values()
+        return [{"method": method, **base, option.name: value} for value in parse_values(option, self.given.value)]
 
     def common(self) -> dict[str, Any]:
         """The options that all runs share."""
-        own = self.form.drafting_of(self.form.method.value).of
+        own = self.form.drafting_controls(self.form.method.value).by_name
         return {name: value for name, value in self.form.values().items() if name not in own}
 
     def _show(self) -> None:
@@ -83,7 +92,9 @@ class CompareForm:
             self.given.value = "1-8"
 
 
-_FAIR = "The runs take turns and are repeated; each is warmed up first. A table and a picture say which is best."
+_HOW_MEASURED = (
+    "The runs take turns and are repeated; each is warmed up first. A table and a picture say which is best."
+)
 
 
 def comparison_html(comparison: Any) -> str:
@@ -94,7 +105,10 @@ def comparison_html(comparison: Any) -> str:
         )
     on = comparison.environment
     facts: Sequence[str] = (
-        f"repeats: {comparison.repeats}", f"{on['model']}, {on['dtype']}", str(on["device"]), f"threads: {on['threads']}"
-    )  # fmt: skip
+        f"repeats: {comparison.repeats}",
+        f"{on['model']}, {on['dtype']}",
+        str(on["device"]),
+        f"threads: {on['threads']}",
+    )
     small = f'<div class="specnb"><small>{escape(" · ".join(facts))}</small></div>'
-    return f"{scrolling(comparison._repr_html_())}{small}{comparison.plot().html()}"
+    return f"{scrollable(comparison._repr_html_())}{small}{comparison.plot().html()}"

@@ -24,7 +24,7 @@ STYLE = (
 _WIDE = {"width": "36rem", "max_width": "calc(100% - 4px)"}
 
 
-def labelled(kind: Any, label: str, width: str = _LABEL, **traits: Any) -> Any:
+def labelled_widget(kind: Any, label: str, width: str = _LABEL, **traits: Any) -> Any:
     """A widget whose label is as wide as its neighbours', and above it where there is little room (`STYLE`)."""
     return kind(description=label, style={"description_width": width}, layout=widgets.Layout(**_WIDE), **traits)
 
@@ -38,7 +38,7 @@ def _small(text: str, indent: str) -> str:
     return f'<div class="specnb specnb-note" style="padding-left:{indent}"><small>{escape(text)}</small></div>'
 
 
-def scrolling(html: str) -> str:
+def scrollable(html: str) -> str:
     """HTML that may be wider than the panel, such as a table, and then scrolls by itself."""
     return f'<div style="overflow-x:auto;contain:inline-size">{html}</div>'
 
@@ -46,13 +46,13 @@ def scrolling(html: str) -> str:
 class Control:
     """One option's widget with its help.
 
-    `start` is what holds when nothing is given: the model's own setting, or the option's default. None means that the
+    `initial` is what holds when nothing is given: the model's own setting, or the option's default. None means that the
     model decides; then a switch turns the option on. `value()` is None as long as nothing is to be given: what was set
-    counts as given, at the start's value too, until `reset()`.
+    counts as given, at the initial's value too, until `reset()`.
     """
 
-    def __init__(self, option: Option, start: Any, always: bool = False, high: float | None = None) -> None:
-        self.option, self.start, self.always = option, start, always
+    def __init__(self, option: Option, initial: Any, always: bool = False, high: float | None = None) -> None:
+        self.option, self.initial, self.always = option, initial, always
         self._switch: Any = None
         self._widget = self._build(high)
         row = self._widget
@@ -60,34 +60,34 @@ class Control:
             self._widget.disabled = not self._switch.value
             self._switch.observe(lambda change: setattr(self._widget, "disabled", not change["new"]), "value")
             row = widgets.HBox([self._widget, self._switch], layout=widgets.Layout(flex_flow="row wrap"))
-        self._first = self._state()
+        self._initial_state = self._state()
         self._given = self._resetting = False
         self._note = note(self._help(), _INDENT)
         self.box = widgets.VBox([row, self._note])
-        self._widget.observe(self._touched, "value")
+        self._widget.observe(self._mark_set, "value")
 
     def _build(self, high: float | None) -> Any:
-        option, start = self.option, self.start
-        if option.choices or (option.type is bool and start is None):
+        option, initial = self.option, self.initial
+        if option.choices or (option.type is bool and initial is None):
             entries: list[tuple[str, Any]] = [(name, name) for name in option.choices] or [("on", True), ("off", False)]
-            unset = [(_UNSET, "")] if start is None else []  # None as a value would show as an empty field
-            return labelled(
-                widgets.Dropdown, option.name, options=[*unset, *entries], value="" if start is None else start
+            unset = [(_UNSET, "")] if initial is None else []  # None as a value would show as an empty field
+            return labelled_widget(
+                widgets.Dropdown, option.name, options=[*unset, *entries], value="" if initial is None else initial
             )
         if option.type is bool:
-            return labelled(widgets.Checkbox, option.name, value=start)
+            return labelled_widget(widgets.Checkbox, option.name, value=initial)
         if option.type is str:
-            hint = "one per line; \\n stands for a line break" if option.many else ""
-            return labelled(widgets.Textarea if option.many else widgets.Text, option.name, placeholder=hint)
-        if start is None:
+            hint = "one per line; \\n stands for a line break" if option.multiple else ""
+            return labelled_widget(widgets.Textarea if option.multiple else widgets.Text, option.name, placeholder=hint)
+        if initial is None:
             self._switch = widgets.Checkbox(value=False, description=f"set {option.name}", indent=False)
         whole = option.type is int
         if option.slider is None:
             kind = widgets.IntText if whole else widgets.FloatText
-            return labelled(kind, option.name, value=start or (0 if whole else 1.0))
+            return labelled_widget(kind, option.name, value=initial or (0 if whole else 1.0))
         low, top = option.slider
-        top = max(low, high) if high is not None else max(top, start or top)
-        value = start if start is not None else min(max(_USUAL.get(option.name, low), low), top)
+        top = max(low, high) if high is not None else max(top, initial or top)
+        value = initial if initial is not None else min(max(_USUAL.get(option.name, low), low), top)
         kind = widgets.IntSlider if whole else widgets.FloatSlider
         # a drag sends its last value only
         more: dict[str, Any] = {
@@ -95,15 +95,15 @@ class Control:
             "step": 1 if whole else 0.05,
             "readout_format": "d" if whole else ".2f",
         }
-        return labelled(kind, option.name, value=value, min=min(low, value), max=top, **more)
+        return labelled_widget(kind, option.name, value=value, min=min(low, value), max=top, **more)
 
     def _help(self) -> str:
         if self.always or (self.option.type is str and not self.option.choices):
             return self.option.help
-        given = "set; " if self.start is not None and self._given else ""
-        return f"{self.option.help} ({given}default: {_UNSET if self.start is None else self.start})"
+        given = "set; " if self.initial is not None and self._given else ""
+        return f"{self.option.help} ({given}default: {_UNSET if self.initial is None else self.initial})"
 
-    def _touched(self, change: Any = None) -> None:
+    def _mark_set(self, change: Any = None) -> None:
         """From now on the value counts as given, whatever it is."""
         self._given = not self._resetting
         self._note.value = _small(self._help(), _INDENT)
@@ -119,7 +119,7 @@ class Control:
         if value is None:
             return None
         if self.option.type is str and not self.option.choices:
-            lines = [unescape(line) for line in value.split("\n") if line] if self.option.many else value
+            lines = [unescape(line) for line in value.split("\n") if line] if self.option.multiple else value
             return self.option.check(lines) if lines else None
         if self._switch is None and not self.always and not self._given:
             return None
@@ -128,7 +128,7 @@ class Control:
         return self.option.check(value)
 
     def set(self, value: Any) -> None:
-        """Show a value; None shows the start. Raises ValueError where it is not allowed."""
+        """Show a value; None shows the initial. Raises ValueError where it is not allowed."""
         if value is None:
             self.reset()
             return
@@ -141,13 +141,13 @@ class Control:
             self._widget.max = max(self._widget.max, value)
             self._widget.min = min(self._widget.min, value)
         self._widget.value = value
-        self._touched()
+        self._mark_set()
 
     def reset(self) -> None:
-        """Back to the start."""
-        on, value = self._first
+        """Back to the initial."""
+        on, value = self._initial_state
         self._resetting = True
-        self._touched()
+        self._mark_set()
         self._widget.value = value
         if self._switch is not None:
             self._switch.value = on
@@ -160,24 +160,32 @@ class Control:
                 widget.observe(handler, "value")
 
 
-_USUAL = {"temperature": 1.0, "top_k": 50, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.1, "no_repeat_ngram_size": 3,
-          "assistant_ensemble_weight": 0.5, "max_new_tokens": 128}  # fmt: skip
+_USUAL = {
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 0.9,
+    "min_p": 0.05,
+    "repetition_penalty": 1.1,
+    "no_repeat_ngram_size": 3,
+    "assistant_ensemble_weight": 0.5,
+    "max_new_tokens": 128,
+}
 """Where a slider stands when its option is switched on."""
 
 
 class Controls:
     """The controls of several options, one below the other."""
 
-    def __init__(self, options: Iterable[Option], starts: Mapping[str, Any], **special: Mapping[str, Any]) -> None:
-        self.of = {o.name: Control(o, starts.get(o.name, o.default), **special.get(o.name, {})) for o in options}
-        self.box = widgets.VBox([control.box for control in self.of.values()])
+    def __init__(self, options: Iterable[Option], initial: Mapping[str, Any], **special: Mapping[str, Any]) -> None:
+        self.by_name = {o.name: Control(o, initial.get(o.name, o.default), **special.get(o.name, {})) for o in options}
+        self.box = widgets.VBox([control.box for control in self.by_name.values()])
 
     def values(self) -> dict[str, Any]:
         """What to give to `generate`: the options that were set, or that must be given."""
-        values = {name: control.value() for name, control in self.of.items()}
+        values = {name: control.value() for name, control in self.by_name.items()}
         return {name: value for name, value in values.items() if value is not None}
 
     def reset(self) -> None:
-        """All back to their starts."""
-        for control in self.of.values():
+        """All back to their initial values."""
+        for control in self.by_name.values():
             control.reset()

@@ -11,8 +11,8 @@ import ipywidgets as widgets
 from specnb.call.method_selection import ASSISTANT_CONFIG_OPTIONS, options_in_config
 from specnb.notebook.availability import available_methods
 from specnb.notebook.panel.code import Request
-from specnb.notebook.panel.controls import Controls, labelled, note
-from specnb.notebook.panel.pages import Fold
+from specnb.notebook.panel.controls import Controls, labelled_widget, note
+from specnb.notebook.panel.pages import Collapsible
 from specnb.notebook.session import Session
 from specnb.options import METHODS, OPTIONS, options_of
 from specnb.text import has_chat_template
@@ -31,24 +31,31 @@ class Form:
         self._controls: dict[tuple[int, str], Controls] = {}
         self.reasons: dict[str, str | None] = {}
         self._pair: Any = None
-        self.model = labelled(widgets.Dropdown, "Model", "4rem", options=[])
-        self.method = labelled(widgets.Dropdown, "Method", "4rem", options=[])
+        self.model = labelled_widget(widgets.Dropdown, "Model", "4rem", options=[])
+        self.method = labelled_widget(widgets.Dropdown, "Method", "4rem", options=[])
         self.about = widgets.HTML()
         self.prompt = widgets.Textarea(
-            _PROMPT, description="Prompt", rows=5, style={"description_width": "4rem"},
-            layout=widgets.Layout(width="auto"), continuous_update=False,
-        )  # fmt: skip
+            _PROMPT,
+            description="Prompt",
+            rows=5,
+            style={"description_width": "4rem"},
+            layout=widgets.Layout(width="auto"),
+            continuous_update=False,
+        )
         self.chat = widgets.Checkbox(value=False, description="send as a chat message (chat template)", indent=False)
         self.system = widgets.Text(
-            placeholder="system message (may stay empty)", description="System", style={"description_width": "4rem"},
-            layout=widgets.Layout(width="auto"), continuous_update=False,
-        )  # fmt: skip
+            placeholder="system message (may stay empty)",
+            description="System",
+            style={"description_width": "4rem"},
+            layout=widgets.Layout(width="auto"),
+            continuous_update=False,
+        )
         self.reset = widgets.Button(
             description="Reset options", icon="undo", tooltip="All options back to their defaults"
         )
         self.drafting, self.main, self.more = widgets.VBox(), widgets.VBox(), widgets.VBox()
         titles = {"Drafting": self.drafting, "Length and sampling": self.main, "More options": self.more}
-        folds = [Fold(title, options).box for title, options in titles.items()]
+        folds = [Collapsible(title, options).box for title, options in titles.items()]
         self.box = widgets.VBox([self.model, self.method, self.about, self.prompt, self.chat, self.system, *folds])
         self.model.observe(self._model_chosen, "value")
         self.method.observe(self._method_chosen, "value")
@@ -56,7 +63,7 @@ class Form:
             widget.observe(self._edited, "value")
         self.chat.observe(lambda change: self._show_system(), "value")
         self.reset.on_click(lambda _: self.reset_options())
-        self.follow()
+        self.refresh()
         if method in self.available:
             self.method.value = method
 
@@ -71,17 +78,20 @@ class Form:
         """The methods that the pair can run."""
         return [name for name, reason in self.reasons.items() if reason is None]
 
-    def drafting_of(self, method: str) -> Controls:
+    def drafting_controls(self, method: str) -> Controls:
         """The controls of a method's own options, with this pair's settings; kept while the pair is."""
         key = id(self.pair), method
         if key not in self._controls:
             own = [option for option in options_of(method) if option.group == "drafting"]
-            starts = {o.name: METHODS[method].defaults.get(o.name, o.default) for o in own}
-            starts |= options_in_config(getattr(self.pair.assistant, "generation_config", None), ASSISTANT_CONFIG_OPTIONS) | self._configured()
+            initial = {o.name: METHODS[method].defaults.get(o.name, o.default) for o in own}
+            initial |= (
+                options_in_config(getattr(self.pair.assistant, "generation_config", None), ASSISTANT_CONFIG_OPTIONS)
+                | self._configured()
+            )
             layers = getattr(self.pair.target.config.get_text_config(decoder=True), "num_hidden_layers", 2)
-            starts["assistant_early_exit"] = max(1, layers // 3)
+            initial["assistant_early_exit"] = max(1, layers // 3)
             exits = {"always": True, "high": max(1, layers - 1)}
-            self._controls[key] = self._observed(Controls(own, starts, assistant_early_exit=exits))
+            self._controls[key] = self._observed(Controls(own, initial, assistant_early_exit=exits))
         return self._controls[key]
 
     @property
@@ -93,8 +103,8 @@ class Form:
                 own = [
                     o for o in OPTIONS if o.group in ("length", "sampling") and (o.name in _MAIN) == (part == "main")
                 ]
-                starts = {"do_sample": False} | self._configured() | {"max_new_tokens": _LENGTH}
-                self._controls[key] = self._observed(Controls(own, starts, max_new_tokens={"always": True}))
+                initial = {"do_sample": False} | self._configured() | {"max_new_tokens": _LENGTH}
+                self._controls[key] = self._observed(Controls(own, initial, max_new_tokens={"always": True}))
         return self._controls[id(self.pair), "main"], self._controls[id(self.pair), "more"]
 
     def values(self) -> dict[str, Any]:
@@ -102,8 +112,8 @@ class Form:
         if self.pair is None:
             return {}
         main, more = self.common
-        values = {**self.drafting_of(self.method.value).values(), **main.values(), **more.values()}
-        sampling = values.get("do_sample", main.of["do_sample"].start)
+        values = {**self.drafting_controls(self.method.value).values(), **main.values(), **more.values()}
+        sampling = values.get("do_sample", main.by_name["do_sample"].initial)
         return {name: value for name, value in values.items() if sampling or name not in _WHEN_SAMPLING}
 
     def request(self) -> Request:
@@ -120,7 +130,7 @@ class Form:
     def set(self, **options: Any) -> None:
         """Set options by name. Raises ValueError for one that neither the method nor the sampling has."""
         main, more = self.common
-        of = {**self.drafting_of(self.method.value).of, **main.of, **more.of}
+        of = {**self.drafting_controls(self.method.value).by_name, **main.by_name, **more.by_name}
         for name, value in options.items():
             if name not in of:
                 raise ValueError(f"method {self.method.value!r} has no option {name!r}; it has {', '.join(of)}.")
@@ -130,12 +140,12 @@ class Form:
     def reset_options(self) -> None:
         """The options of this method, and those of all, back to where they started."""
         if self.pair is not None:
-            for controls in (self.drafting_of(self.method.value), *self.common):
+            for controls in (self.drafting_controls(self.method.value), *self.common):
                 controls.reset()
             self._edited()
 
     # ---- following
-    def follow(self) -> None:
+    def refresh(self) -> None:
         """Show what the session holds."""
         names = list(self.session.pairs)
         if list(self.model.options) != names:
@@ -145,9 +155,9 @@ class Form:
             self._silent = False
         if self.session.current is not None and self.model.value != self.session.current:
             self.model.value = self.session.current if names else None
-        self._fit()
+        self._refresh_pair()
 
-    def _fit(self) -> None:
+    def _refresh_pair(self) -> None:
         """Offer the methods of the chosen pair, its options and its chat template."""
         pair = self.pair
         if pair is self._pair and (pair is not None or self.reasons):
@@ -184,7 +194,7 @@ class Form:
             return
         if self.session.current != change["new"]:
             self.session.use(change["new"])  # which leads back to follow()
-        self._fit()
+        self._refresh_pair()
 
     def _method_chosen(self, change: Any = None) -> None:
         if self._silent:
@@ -200,9 +210,9 @@ class Form:
         )
         self.about.value = f"<div class='specnb'><small>{escape(about)}</small>{fold if missing else ''}</div>"
         if name:
-            controls = self.drafting_of(name)
+            controls = self.drafting_controls(name)
             self.drafting.children = [
-                controls.box if controls.of else note("Plain decoding drafts nothing."),
+                controls.box if controls.by_name else note("Plain decoding drafts nothing."),
                 self.reset,
             ]
         self._edited()
@@ -215,7 +225,7 @@ class Form:
             self._changed()
 
     def _observed(self, controls: Controls) -> Controls:
-        for control in controls.of.values():
+        for control in controls.by_name.values():
             control.observe(self._edited)
         return controls
 

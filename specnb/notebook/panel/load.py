@@ -11,8 +11,8 @@ from typing import Any
 import ipywidgets as widgets
 
 from specnb.models.registry import REGISTERED
-from specnb.notebook.panel.controls import labelled, note
-from specnb.notebook.panel.worker import no_bars
+from specnb.notebook.panel.controls import labelled_widget, note
+from specnb.notebook.panel.worker import no_progress_bars
 from specnb.notebook.session import Session
 from specnb.options import METHODS
 
@@ -22,15 +22,15 @@ class LoadForm:
 
     def __init__(self) -> None:
         names = list(REGISTERED)
-        self.name = labelled(widgets.Combobox, "Name, folder or hub id", options=names, placeholder=names[0])
+        self.name = labelled_widget(widgets.Combobox, "Name, folder or hub id", options=names, placeholder=names[0])
         hint = "a name, or a number of layers"
-        self.draft = labelled(widgets.Combobox, "Draft model (may stay empty)", options=names, placeholder=hint)
+        self.draft = labelled_widget(widgets.Combobox, "Draft model (may stay empty)", options=names, placeholder=hint)
         self.button = widgets.Button(description="Load", icon="download", tooltip="Load and make it the current model")
         first = note("A model that is not on this machine is fetched first, which can take minutes.")
         self.box = widgets.VBox([self.name, self.draft, first, self.button])
 
 
-def loaded(pair: Any, reasons: Mapping[str, str | None]) -> str:
+def loaded_message(pair: Any, reasons: Mapping[str, str | None]) -> str:
     """What to say of a loaded pair; `reasons` as of `available_methods`."""
     of_drafts = [reasons[name] for name, info in METHODS.items() if "assistant_model" in info.needs]
     unfit = (
@@ -55,7 +55,7 @@ def load(session: Session, name: str, assistant: str, progress: Callable[[float,
     with suppress(RuntimeError):  # no threads here
         threading.Thread(target=tick, daemon=True).start()
     try:
-        with no_bars():
+        with no_progress_bars():
             return session.load(name, **options)
     finally:
         done.set()

@@ -18,7 +18,7 @@ STYLE = (
 )
 
 
-class Fold:
+class Collapsible:
     """A section that its title opens and closes; closed at first."""
 
     def __init__(self, title: str, content: Any) -> None:

@@ -15,9 +15,9 @@ from specnb.notebook.panel.code import magic_code, python_code
 from specnb.notebook.panel.compare import CompareForm, comparison_html
 from specnb.notebook.panel.controls import note
 from specnb.notebook.panel.form import Form
-from specnb.notebook.panel.load import LoadForm, load, loaded
+from specnb.notebook.panel.load import LoadForm, load, loaded_message
 from specnb.notebook.panel.pages import Pages
-from specnb.notebook.panel.view import LiveText, RunView, pictures
+from specnb.notebook.panel.view import LiveText, RunView, plots_html
 from specnb.notebook.panel.worker import Worker
 from specnb.notebook.session import LAST, Session
 from specnb.options import METHODS, unknown
@@ -45,13 +45,14 @@ class Panel:
         method: the method to begin with; None takes the pair's usual one.
         thread: False runs in the calling thread, so that Run returns when all is done (and Stop cannot be pressed).
 
-    A press of Run, or `run()`, starts one generation; while it runs, further presses do nothing. `stop()` ends it within
+    A press of Run, or `run()`, initial one generation; while it runs, further presses do nothing. `stop()` ends it within
     one step and keeps text and trace. `result` is the last `GenerationResult`, `results` all of them, `comparison` the last
     comparison, `options` what a run would use, and `error` what the last action raised (shown in the panel too).
     """
 
-    def __init__(self, pair: Any = None, *, session: Session | None = None, method: str | None = None,
-                 thread: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self, pair: Any = None, *, session: Session | None = None, method: str | None = None, thread: bool = True
+    ) -> None:
         shell = get_ipython()
         self._shell = shell
         self.session = session if session is not None else Session() if shell is None else Session.of(shell)
@@ -63,15 +64,15 @@ class Panel:
         self._drawn: GenerationResult | None = None
         self._saved: DisplayHandle | None = None
         self._worker = Worker(self._busy, self._failed, thread)
-        self._aside = Worker(lambda _: None, self._failed, thread)
+        self._plot_worker = Worker(lambda _: None, self._failed, thread)
         if method is not None and method not in METHODS:
             raise ValueError(unknown("method", method, METHODS))
         self._form = Form(self.session, self._edited, method)
         self._view = RunView()
         self._compare = CompareForm(self._form)
         self._build()
-        self.session.listeners.append(self._follow)
-        self._follow()
+        self.session.listeners.append(self._refresh)
+        self._refresh()
         self._edited()
 
     def _build(self) -> None:
@@ -89,21 +90,34 @@ class Panel:
         self._load = LoadForm()
         view = self._view
         code = widgets.VBox([note("Select all and copy."), self._python, self._magic])
-        self._pages = Pages({"Text": widgets.VBox([view.rejected, view.text]), "Steps": view.steps_box,
-                             "Plots": view.pictures, "Compare": self._compare.box, "Code": code,
-                             "Load": self._load.box})  # fmt: skip
+        self._pages = Pages(
+            {
+                "Text": widgets.VBox([view.rejected, view.text]),
+                "Steps": view.steps_box,
+                "Plots": view.plots,
+                "Compare": self._compare.box,
+                "Code": code,
+                "Load": self._load.box,
+            }
+        )
         if not self.session.pairs:
             self._pages.open = "Load"
         row = widgets.Layout(flex_flow="row wrap", align_items="center")
-        self.widget = widgets.VBox([widgets.HTML(_STYLE + f'<span class="{_LIVE}"></span>'), self._form.box,
-                                    widgets.HBox([self._run, self._stop, view.bar, view.status], layout=row), view.error,
-                                    self._pages.box])  # fmt: skip
+        self.widget = widgets.VBox(
+            [
+                widgets.HTML(_STYLE + f'<span class="{_LIVE}"></span>'),
+                self._form.box,
+                widgets.HBox([self._run, self._stop, view.bar, view.status], layout=row),
+                view.error,
+                self._pages.box,
+            ]
+        )
         self.widget.add_class("specnb-panel")
         self._run.on_click(lambda _: self.run())
         self._stop.on_click(lambda _: self.stop())
         self._load.button.on_click(lambda _: self.load(self._load.name.value, self._load.draft.value))
         self._compare.button.on_click(lambda _: self.compare())
-        self._pages.observe(self._extras)
+        self._pages.observe(self._update_plots)
 
     # ---- in Python
     @property
@@ -146,7 +160,7 @@ class Panel:
 
         def job(cancel: threading.Event) -> None:
             pair = load(self.session, name, assistant, self._view.progress)
-            self._view.progress(1, loaded(pair, self._form.reasons))
+            self._view.progress(1, loaded_message(pair, self._form.reasons))
             self._pages.open = "Text"
 
         return self._start(job, f"loading {name} ...", wait)
@@ -165,8 +179,8 @@ class Panel:
     def close(self) -> None:
         """Stop, and take the panel's widgets away."""
         self.stop()
-        if self._follow in self.session.listeners:
-            self.session.listeners.remove(self._follow)
+        if self._refresh in self.session.listeners:
+            self.session.listeners.remove(self._refresh)
         self.widget.close()
 
     # ---- jobs, in the worker's thread
@@ -185,7 +199,9 @@ class Panel:
 
         request = self._form.request()
         pair = self._form.pair
-        inputs = prompt_inputs(pair.tokenizer, request.prompt, chat=request.chat, system=request.system, device=pair.target.device)  # fmt: skip
+        inputs = prompt_inputs(
+            pair.tokenizer, request.prompt, chat=request.chat, system=request.system, device=pair.target.device
+        )
         live = LiveText(pair.tokenizer, self._view, request.options["max_new_tokens"])
         if self._pages.open not in ("Text", "Steps", "Plots"):
             self._pages.open = "Text"
@@ -208,11 +224,20 @@ class Panel:
         request, form = self._form.request(), self._form
         runs, common = self._compare.runs(), self._compare.common()
 
-        def told(done: int, total: int, label: str) -> None:
+        def show_progress(done: int, total: int, label: str) -> None:
             self._view.progress(done / total, f"comparing: run {done + 1} of {total}, {label}")
 
-        found = compare(form.pair, request.prompt, runs, repeats=self._compare.repeats.value, chat=request.chat,
-                        system=request.system, cancel=cancel, on_run=told, **common)  # fmt: skip
+        found = compare(
+            form.pair,
+            request.prompt,
+            runs,
+            repeats=self._compare.repeats.value,
+            chat=request.chat,
+            system=request.system,
+            cancel=cancel,
+            on_run=show_progress,
+            **common,
+        )
         self._compare.output.value = comparison_html(found)
         self._view.progress(1, found.verdict if found.rows else "stopped")
         if found.rows:
@@ -232,26 +257,26 @@ class Panel:
             button.disabled = busy
         self._stop.disabled = not busy
         if not busy:
-            self._extras(finished=True)
+            self._update_plots(finished=True)
 
     def _failed(self, error: BaseException) -> None:
         self.error = error
         self._view.fail(error)
 
-    def _follow(self) -> None:
+    def _refresh(self) -> None:
         """Show what the session has now: models, and a result that came from here, a magic or another panel."""
-        self._form.follow()
-        self._compare.follow()
+        self._form.refresh()
+        self._compare.refresh()
         last = self.session.last
         if last is not None and last is not self.result:
             self.results.append(last)
             self._view.show(last)
             if not self.busy:
-                self._extras()
+                self._update_plots()
 
     def _edited(self) -> None:
         if hasattr(self, "_compare"):
-            self._compare.follow()
+            self._compare.refresh()
             self._code()
 
     def _code(self) -> None:
@@ -260,17 +285,17 @@ class Panel:
         except ValueError as error:
             self._python.value = self._magic.value = f"# {error}"
             return
-        self._python.value = python_code(request, self.session.given(request.model))
+        self._python.value = python_code(request, self.session.load_options(request.model))
         self._magic.value = magic_code(request)
 
-    def _extras(self, finished: bool = False) -> None:
+    def _update_plots(self, finished: bool = False) -> None:
         """The pictures are drawn aside, once their page is open, so that no action waits for them."""
         if self._pages.open == "Plots" and self.result is not self._drawn and (finished or not self.busy):
-            self._aside.start(self._draw)
+            self._plot_worker.start(self._draw)
 
     def _draw(self, cancel: threading.Event) -> None:
         while (result := self.result) is not None and result is not self._drawn:
-            self._view.pictures.value = pictures(result)
+            self._view.plots.value = plots_html(result)
             self._drawn = result
 
     def _save(self, html: str, text: str) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from specnb.notebook.panel.controls import note, scrolling
+from specnb.notebook.panel.controls import note, scrollable
 from specnb.notebook.stream import NotebookView
 from specnb.trace import GenerationResult, RowResult, Step
 from specnb.views.html import live_view, result_view, table
-from specnb.views.text import counted, row_steps, speed_text
+from specnb.views.text import count_noun, row_steps, speed_text
 
 
 class LiveText(NotebookView):
@@ -34,7 +34,7 @@ class LiveText(NotebookView):
         self._accepted += step.accepted
 
     def _show(self, state: str) -> None:
-        note = f"{state}: {counted(self._count, 'token')} in {counted(self._steps, 'step')}"
+        note = f"{state}: {count_noun(self._count, 'token')} in {count_noun(self._steps, 'step')}"
         self._output.text.value = live_view(self._tokens, note, rejected=self._output.rejected.value)
         seconds = time.perf_counter() - self._began
         parts = [f"{self._count} of at most {self._budget} tokens", f"{self._count / seconds:.1f} tokens/s"]
@@ -63,7 +63,7 @@ class RunView:
         self.text = widgets.HTML(_hint("The text appears here: choose a method and press Run."))
         self.step = widgets.BoundedIntText(value=1, min=1, max=1, description="Step", disabled=True)
         self.details = widgets.HTML()
-        self.pictures = widgets.HTML(_hint("The pictures of a run appear here."))
+        self.plots = widgets.HTML(_hint("The pictures of a run appear here."))
         self.error = widgets.HTML()
         self.rejected.observe(lambda _: self.result is not None and self.show(self.result, False), "value")
         self.step.observe(lambda _: self.show_step(), "value")
@@ -108,10 +108,10 @@ class RunView:
     @property
     def steps_box(self) -> Any:
         """The widgets of the tab with the steps."""
-        return widgets.VBox([self.step, self.details, note(_CHANCES)])
+        return widgets.VBox([self.step, self.details, note(_PROBABILITY_NOTE)])
 
 
-_CHANCES = (
+_PROBABILITY_NOTE = (
     "Draft probability: what the drafter gave the token (nothing for a copied one). Target probability: what the target gave "
     "it, after temperature and filters. A drafted token after the first rejected one is dropped. A dash: there is none, or "
     "the run did not record it (%%specgen does with --probabilities)."
@@ -128,17 +128,17 @@ def step_html(row: RowResult, number: int) -> str:
         fate = "accepted" if i < step.accepted else "rejected" if i == step.accepted else "dropped"
         shown = repr(names[i]) if i < len(names) else str(token)
         lines.append(
-            [i + 1, shown, fate, *(_chance(of, i) for of in (step.draft_probabilities, step.target_probabilities))]
+            [i + 1, shown, fate, *(_probability(of, i) for of in (step.draft_probabilities, step.target_probabilities))]
         )
     if own is not None:
         lines.append([None, repr(texts[step.accepted]), own, None, None])
     seconds = f"{1000 * step.draft_seconds:.1f} ms drafting, {1000 * step.verify_seconds:.1f} ms verifying"
     head = f"Step {number + 1} of {len(row.steps)}: {step.accepted} of {len(step.drafted)} drafted tokens accepted; {seconds}."
     headers = ("position", "token", "became", "draft probability", "target probability")
-    return f'<div class="specnb"><small>{head}</small></div>{scrolling(table(lines, headers))}'
+    return f'<div class="specnb"><small>{head}</small></div>{scrollable(table(lines, headers))}'
 
 
-def pictures(result: GenerationResult) -> str:
+def plots_html(result: GenerationResult) -> str:
     """All pictures of a result, as static HTML."""
     from specnb.views.plots import KINDS
 
@@ -155,7 +155,7 @@ def error_html(error: BaseException) -> str:
     )
 
 
-def _chance(of: tuple[float, ...] | None, i: int) -> str | None:
+def _probability(of: tuple[float, ...] | None, i: int) -> str | None:
     return f"{of[i]:.4f}" if of is not None and i < len(of) else None
 
 

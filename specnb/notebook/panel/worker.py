@@ -58,7 +58,7 @@ class Worker:
     def _run(self, job: Job) -> None:
         error: BaseException | None = None
         try:
-            with _silent():
+            with _mute_logs():
                 job(self._cancel)
         except BaseException as raised:  # a thread's error, and an interrupt, would otherwise be lost
             error = raised
@@ -71,7 +71,7 @@ class Worker:
             self._idle.set()
 
 
-class _silent:
+class _mute_logs:
     """Keeps the log lines of this thread out of the cells' outputs, where they would land in any cell."""
 
     def __enter__(self) -> None:
@@ -89,7 +89,7 @@ class _silent:
         return record.thread != self._thread
 
 
-class no_bars:
+class no_progress_bars:
     """Keeps progress bars, which print from the thread into whatever cell ran last, away while a model loads."""
 
     def __enter__(self) -> None:
