@@ -59,6 +59,11 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(getattr(module, "_forward_hooks", True) or getattr(module, "_forward_pre_hooks", True))
 
 
+def pre_hooks(module: nn.Module) -> list[Any]:
+    """The functions that are called before a module's forward."""
+    return list(getattr(module, "_forward_pre_hooks", {}).values())
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether `module.compile()` was called."""
     return COMPILED in vars(module)
@@ -238,10 +243,10 @@ def cache_field() -> str:
     return "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ else "past_key_values"
 
 
-CACHES = ("cache", "past_key_values")
+CACHE_NAMES = ("cache", "past_key_values")
 """Names of the cache among a model's arguments: the first since transformers 5.24, the second before."""
 
 
 def cache_keyword(parameters: Collection[str]) -> str:
     """The name under which a forward takes its cache."""
-    return CACHES[0] if CACHES[0] in parameters else CACHES[1]
+    return CACHE_NAMES[0] if CACHE_NAMES[0] in parameters else CACHE_NAMES[1]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+from specnb import compat
 from specnb.models.mtp import mtp_layer_patterns
 from specnb.options import default, greedy_at_zero
 from specnb.runtime.module_view import module_view
@@ -143,8 +144,5 @@ def _with_generation_config(model: Any, draft: Mapping[str, Any]) -> Any:
 def _with_mtp_patterns(model: Any) -> Any:
     """A view of a model in which transformers finds the MTP layers; by itself it only knows released models' depths."""
     known = module_view(model, {})
-    known._keys_to_ignore_on_load_unexpected = [
-        *(model._keys_to_ignore_on_load_unexpected or ()),
-        *mtp_layer_patterns(model),
-    ]
+    compat.set_ignored_keys(known, compat.ignored_keys(model) + mtp_layer_patterns(model))
     return known

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import Tensor
 from transformers import PreTrainedModel, StopStringCriteria
@@ -24,6 +24,7 @@ from specnb.call.method_selection import (
     options_in_config,
     select_method,
 )
+from specnb.call.option_types import DraftingOptions, GenerateOptions
 from specnb.call.streamers import ensure_end
 from specnb.models import Pair
 from specnb.models.mistral import for_stop_strings
@@ -50,7 +51,7 @@ def generate(
     probabilities: bool = False,
     logprobs: bool = True,
     top_logprobs: int = 0,
-    **options: Any,
+    **options: Unpack[GenerateOptions],
 ) -> GenerationResult:
     """Generate with a speculative method. The text is what the target alone would have written.
 
@@ -101,7 +102,7 @@ def generate(
             logprobs=BY_NAME["logprobs"].check(logprobs),
             top_logprobs=BY_NAME["top_logprobs"].check(top_logprobs),
         )
-        return _check_arguments(model, inputs, method, options, custom_generate)
+        return _check_arguments(model, inputs, method, dict(options), custom_generate)
 
 
 def _check_arguments(
@@ -192,7 +193,7 @@ def decoder(
     logprobs: bool = True,
     top_logprobs: int = 0,
     stop_strings: str | Sequence[str] | None = None,
-    **options: Any,
+    **options: Unpack[DraftingOptions],
 ) -> CustomGenerate:
     """specnb's decoding as a callable: `model.generate(**inputs, custom_generate=specnb.decoder(...))`.
 

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
-from transformers.generation.stopping_criteria import ConfidenceCriteria
 from transformers.generation.streamers import BaseStreamer
 
-from specnb import drafters
+from specnb import compat, drafters
 from specnb.call import peft_adapters, unsupported
 from specnb.call.generate_options import LOOP_ARGUMENTS
 from specnb.call.inputs import check_filled, prepare_inputs
@@ -49,7 +48,6 @@ from specnb.options import BY_NAME, Method
 from specnb.text import step_pieces
 from specnb.trace import GenerationResult, RowResult, Step
 
-_CACHE_FIELD = "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ else "past_key_values"
 _UNCHECKED = ""  # the value of `assistant_method` if the models were not checked before
 _INITIAL_NEW_TOKENS = 512  # the kv cache is first allocated for the prompt and this many tokens
 
@@ -120,7 +118,7 @@ class CustomGenerate:
             processors = Processors(logits_processor)
             unsupported.check_verification(selected, sample, processors)
             past = model_kwargs.get("cache", model_kwargs.get("past_key_values"))
-            user_cache = bool(getattr(past, "_is_user_defined", False))
+            user_cache = compat.given_by_caller(past)
             keeps_outputs = generation_config.output_scores or generation_config.output_logits
             prompts, pads = padding.unpad(input_ids, model_kwargs.get("attention_mask"))
             lockstep = len(prompts) > 1 and bool(processors.stateful or stops.lockstep or keeps_outputs or user_cache)
@@ -171,7 +169,7 @@ class CustomGenerate:
             if user_cache:
                 unsupported.check_user_cache(model, generation_config, target, rows)
             recorder = self._recorder(model, generation_config)
-            pad = padding.pad_token_id(generation_config)
+            pad = compat.pad_token_id(generation_config)
             verification = selected.options.get("verification", "token") if sample else "greedy"
             steps = decode(
                 target,
@@ -219,7 +217,7 @@ class CustomGenerate:
             if not generation_config.return_dict_in_generate:
                 return sequences
             return GenerateDecoderOnlyOutput(
-                sequences=sequences, scores=recorder.scores, logits=recorder.logits, **{_CACHE_FIELD: kept}
+                sequences=sequences, scores=recorder.scores, logits=recorder.logits, **{compat.cache_field(): kept}
             )
 
     def _check_call(
@@ -241,7 +239,7 @@ class CustomGenerate:
         """The stopping criteria that generate() prepared, and the stop strings given to `specnb.decoder`."""
         criteria = list(criteria)
         if config.is_assistant:  # then there is a criterion for drafts, which must not end the text
-            criteria = [criterion for criterion in criteria if type(criterion) is not ConfidenceCriteria]
+            criteria = [criterion for criterion in criteria if type(criterion) is not compat.ConfidenceCriteria]
         return StoppingChecker([*criteria, *self.stopping_criteria], self.cancel)
 
     def _recorder(self, model: PreTrainedModel, config: GenerationConfig) -> Recorder:

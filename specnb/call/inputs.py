@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
+from specnb import compat
 from specnb.call import peft_adapters
 from specnb.call.generate_options import STATIC_LIKE
 from specnb.decoding import padding
@@ -38,7 +39,7 @@ def unwrap_model(name: str, model: Any, tokenizer: Any = None) -> tuple[Any, Any
     if peft_adapters.is_peft(model):
         model = peft_adapters.unwrap_peft(name, model)
     if model is not None and not isinstance(model, PreTrainedModel):
-        inner = getattr(model, "_orig_mod", None)
+        inner = compat.compiled_model(model)
         if isinstance(inner, PreTrainedModel):
             raise ValueError(
                 f"{name} is what torch.compile() made of a {type(inner).__name__}; give the model itself. "

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from transformers import GenerationConfig
 
+from specnb import compat
 from specnb.options import ASKED_BY, BY_NAME, METHODS, Method, options_of, unknown
 
-TRANSFORMERS_DEFAULTS: dict[str, Any] = GenerationConfig._get_default_generation_params()
+TRANSFORMERS_DEFAULTS: dict[str, Any] = compat.default_generation_params()
 """The values that transformers uses where neither the call nor a config sets one."""
 DRAFTING_OPTIONS = {name for name, option in BY_NAME.items() if option.group == "drafting"}
 SPECNB_OPTIONS = DRAFTING_OPTIONS | ASKED_BY.keys()

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from specnb import compat
+
 # Types of adapters; tests/test_cases_peft.py compares each with peft's own generate().
 _TYPES = (
     "LORA ADALORA ADAPTION_PROMPT BEFT BOFT C3A DEFT DELORA FOURIERFT FROD GLORA GRALORA HIRA HRA IA3 LN_TUNING LOHA "
@@ -66,7 +68,7 @@ def check_adapters(model: Any) -> None:
         names = getattr(module, "active_adapters", None)  # a transformers model has a method of this name
         if isinstance(names, (list, tuple)) and not getattr(module, "disable_adapters", False):
             active.update(names)
-            hooks = module._forward_pre_hooks.values()
+            hooks = compat.pre_hooks(module)
             per_row.update(
                 name for hook in hooks if isinstance(hook, partial) for name in PER_ROW_ARGUMENTS & hook.keywords.keys()
             )

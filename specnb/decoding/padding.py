@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
 
 
 def unpad(input_ids: Tensor, attention_mask: Tensor | None) -> tuple[list[list[int]], list[int]]:
@@ -102,9 +101,3 @@ def append_generated(input_ids: Tensor, generated: Sequence[Sequence[int]], pad:
     width = max(map(len, generated))
     new = torch.tensor([[*g, *[pad] * (width - len(g))] for g in generated], dtype=torch.long, device=input_ids.device)
     return torch.cat([input_ids, new.view(len(generated), width)], 1)
-
-
-def pad_token_id(config: GenerationConfig) -> int:
-    """The id behind rows that end before others, as in generate(): the end of sequence if there is no pad token."""
-    prepared = getattr(config, "_pad_token_tensor", None)
-    return int(config.pad_token_id or 0) if prepared is None else int(prepared)

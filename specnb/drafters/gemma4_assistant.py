@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specnb import compat
 from specnb.decoding.contracts import Draft, Row
 from specnb.decoding.lm.cached import CachedLM
 from specnb.decoding.lm.kv_cache import additive_mask
@@ -65,7 +66,7 @@ class Gemma4Assistant:
         self.kv_layers = {
             types[i]: i for i, layer in enumerate(target.kv_cache.layers) if layer in target.kv_cache.row_layers
         }
-        sdpa = getattr(assistant.config.get_text_config(), "_attn_implementation", "eager") == "sdpa"
+        sdpa = compat.attention_implementation(assistant.config.get_text_config()) == "sdpa"
         self._mask_dtype = None if sdpa else assistant.dtype  # attentions other than sdpa add the mask to the scores
 
     def propose(self, rows: Sequence[Row], max_draft_tokens: Sequence[int]) -> list[Draft]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specnb import compat
 from specnb.decoding.contracts import Draft, Row
 from specnb.decoding.lm.base import LM
 from specnb.decoding.lm.kv_cache import KVCache
@@ -94,7 +95,7 @@ class MtpLayers:
     def _add(self, drafts: Sequence[DraftBuilder], known: Sequence[list[int]], last: Sequence[Tensor]) -> None:
         """Pick the next token of each draft from the layers' last states."""
         with torch.no_grad():
-            logits = self.mtp._project_to_logits(torch.stack(list(last)))
+            logits = compat.project_to_logits(self.mtp, torch.stack(list(last)))
         for draft, tokens, scores in zip(drafts, known, logits, strict=True):
             if draft.open:
                 draft.add(scores)
@@ -118,7 +119,7 @@ class MtpLayers:
         tokens = torch.tensor([[*f, *[0] * (width - len(f))] for f in new_tokens], device=self.target.device)
         self.kv_cache.write_positions.set(list(slots))
         at = torch.tensor(slots, device=self.device)[:, None] + torch.arange(width, device=self.device)
-        sdpa = getattr(self.mtp.config, "_attn_implementation", "eager") == "sdpa"
+        sdpa = compat.attention_implementation(self.mtp.config) == "sdpa"
         mask = self.kv_cache.mask(at, None if sdpa else states.dtype)
         kinds: Sequence[str] = getattr(self.mtp.config, "layer_types", None) or ()
         if isinstance(mask, dict):

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
+from specnb import compat
 from specnb.models.lock import LOADING
 from specnb.runtime.module_view import module_view
 
@@ -136,9 +137,8 @@ def mtp_layer_patterns(model: PreTrainedModel) -> list[str]:
 def _with_mtp_config(model: PreTrainedModel) -> PreTrainedModel:
     """The model as MtpModel should see it: transformers knows the layers' numbers of the released sizes only."""
     seen = module_view(model, {})
-    seen._keys_to_ignore_on_load_unexpected = mtp_layer_patterns(model) + [
-        p for p in model._keys_to_ignore_on_load_unexpected or () if "mtp" in p
-    ]
+    numbered = [pattern for pattern in compat.ignored_keys(model) if "mtp" in pattern]
+    compat.set_ignored_keys(seen, mtp_layer_patterns(model) + numbered)
     seen.config = copy.deepcopy(model.config)
     seen.config.dtype = model.dtype  # save_pretrained() leaves a text there
     text = seen.config.get_text_config(decoder=True)

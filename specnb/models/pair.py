@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
+from specnb import compat
 from specnb.models.mistral import added_vocab, require_methods, token_id, token_strings
 from specnb.text import is_mistral_common, text_tokenizer
 
@@ -210,7 +211,7 @@ def _check_weights_present(model: Any, who: str) -> None:
             continue
         parts = name.split(".")[:-1]
         owners = (modules[".".join(parts[:depth])] for depth in range(len(parts), -1, -1))
-        if not any(hasattr(owner, "_hf_hook") for owner in owners):
+        if not any(compat.hook_of(owner) is not None for owner in owners):
             raise ValueError(
                 f"{who} ({type(model).__name__}) has no real weights: {name} is on the meta device and nothing will load "
                 "it. Load the model with from_pretrained() (device_map= offloads what does not fit)."

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specnb import compat
 from specnb.decoding.contracts import Row
 from specnb.decoding.lm.rope import draft_limit
 from specnb.runtime.module_view import Capture, module_view
@@ -226,7 +227,7 @@ def model_device(model: PreTrainedModel) -> torch.device:
     if device.type != "meta":
         return device
     # offloaded by accelerate, whose hooks load the weights
-    return torch.device(getattr(getattr(model, "_hf_hook", None), "execution_device", None) or "cpu")
+    return torch.device(getattr(compat.hook_of(model), "execution_device", None) or "cpu")
 
 
 def slice_concatenated(ids: Sequence[int], draft_tokens: Sequence[int], start: int, stop: int) -> list[int]:

@@ -21,12 +21,14 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specnb import compat
 from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.lm.base import LM, has_learned_positions, max_positions, model_device
 from specnb.decoding.lm.cached import check_graphs
 from specnb.decoding.lm.create import check_target, create_lm, select_row_inputs
 from specnb.decoding.lm.model_inputs import PER_TOKEN, CacheSize, PreparedInputs
 from specnb.decoding.lm.prepared import prepare_arguments
+from specnb.runtime.module_view import forward_replaced
 
 TOKENS = 4  # in the block: one committed token and drafted ones
 _MAX_PROMPT = 48  # tokens used of a prompt that is only text
@@ -164,7 +166,7 @@ def _reference_logits(model: PreTrainedModel, prompts: Tensor, arguments: Mappin
             ids, next_sequence_length=1 if i else None, is_first_iteration=not i, **arguments
         )
         out = model(**inputs, return_dict=True)
-        arguments = model._update_model_kwargs_for_generation(out, arguments, is_encoder_decoder=False)
+        arguments = compat.update_model_kwargs(model, out, arguments)
         every.append(out.logits[:, -1].clone())
         ids = torch.cat([ids, every[-1].argmax(-1, keepdim=True).to(ids.device)], -1)
     return list(torch.stack(every, 1))
@@ -208,16 +210,15 @@ def is_tested(model: PreTrainedModel, image: bool) -> bool:
     """Whether the model is of a tested family and unchanged: no replaced, quantized or patched part."""
     if model.config.model_type not in tested_families().get("image" if image else "text", ()):
         return False
-    if getattr(model.config.get_text_config(decoder=True), "_attn_implementation", "eager") not in ("sdpa", "eager"):
+    if compat.attention_implementation(model.config.get_text_config(decoder=True)) not in ("sdpa", "eager"):
         return False
     return getattr(model, "hf_quantizer", None) is None and all(map(_is_unmodified, model.modules()))
 
 
 def _is_unmodified(module: nn.Module) -> bool:
     """Whether a module is of a class of torch or transformers, with that class's forward and plain parameters."""
-    own = module.__dict__
-    if "forward" in own and "_hf_hook" not in own:
+    if forward_replaced(module):
         return False
     if not type(module).__module__.startswith(_KNOWN_MODULES):
         return False
-    return all(type(one) is nn.Parameter for one in own["_parameters"].values() if one is not None)
+    return all(type(one) is nn.Parameter for one in vars(module)["_parameters"].values() if one is not None)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from specnb import compat
 from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.lm.base import LM, LMOptions
 from specnb.decoding.lm.kv_cache import KVCache, standard_cache_layers
@@ -20,7 +20,6 @@ from specnb.decoding.lm.model_inputs import (
     CacheSize,
     ModelInputs,
     PreparedInputs,
-    cache_keyword,
     forward_parameters,
 )
 from specnb.runtime.cuda_graphs import Graphs, Pass, recorder
@@ -55,12 +54,12 @@ class CachedLM(LM):
         # other inputs (images, for example) belong to the whole prompt, which cannot be cut then
         self._prefill_chunk_size = None if self._inputs.extras else size.prefill_chunk_size
         parameters = forward_parameters(type(model))
-        self._cache_name = cache_keyword(parameters)
+        self._cache_name = compat.cache_keyword(parameters)
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters
-        attention = getattr(self.config, "_attn_implementation", "eager")
+        attention = compat.attention_implementation(self.config)
         self._boolean_mask = attention == "sdpa"
-        self._needs_mask = attention not in ALL_MASK_ATTENTION_FUNCTIONS  # transformers makes no mask for it
+        self._needs_mask = not compat.makes_masks_for(attention)  # transformers makes no mask for it
         check_graphs(model, self._inputs)
         record = recorder(model)
         self._graphs = Graphs(self.kv_cache, record, self.device) if record else None
@@ -163,7 +162,7 @@ _CUSTOM_MASKS = ("bloom", "mpt", "falcon", "gpt_neo", "roformer")
 def custom_masks_reason(model: PreTrainedModel, inputs: ModelInputs) -> str | None:
     """Why `model` cannot take a 4-D mask and position ids, in words; None if it can."""
     config = model.config.get_text_config(decoder=True)
-    attention = getattr(config, "_attn_implementation", "eager")
+    attention = compat.attention_implementation(config)
     if attention not in ("sdpa", "eager"):
         return f"its attention implementation {attention!r} takes no 4-D mask; load it with attn_implementation='sdpa'"
     windows = {

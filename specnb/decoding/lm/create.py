@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import PreTrainedModel
 
+from specnb import compat
 from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.lm.base import LM, LMOptions
 from specnb.decoding.lm.cached import CachedLM, custom_masks_reason
@@ -16,7 +17,6 @@ from specnb.decoding.lm.model_inputs import (
     CacheSize,
     ModelInputs,
     PreparedInputs,
-    cache_keyword,
     custom_preparation,
     drops_cache,
     forward_parameters,
@@ -122,13 +122,13 @@ def fits_cached_lm(model: PreTrainedModel, max_length: int | None = None) -> boo
     """
     if custom_preparation(model, max_length) or has_custom_cache(model) or unsupported_cache_layers(model.config):
         return False
-    return cache_keyword(parameters := forward_parameters(type(model))) in parameters
+    return compat.cache_keyword(parameters := forward_parameters(type(model))) in parameters
 
 
 def check_rollback(model: PreTrainedModel, role: str) -> None:
     """Raise Unsupported if rejected drafts cannot be rolled back; the message names the layers."""
     name = type(model).__name__
-    if getattr(model, "_is_stateful", False):
+    if compat.is_stateful(model):
         kinds = ", ".join(sorted({*unsupported_cache_layers(model.config).values()} - {"DynamicIndexedLayer"}))
         kinds = kinds or "kept outside the cache"
         raise Unsupported(
@@ -145,7 +145,7 @@ def check_context_switch(model: PreTrainedModel) -> None:
     Raises:
         Unsupported: transformers would lose the beginning of the text there.
     """
-    if drops_cache(model) and cache_keyword(forward_parameters(type(model))) == "past_key_values":
+    if drops_cache(model) and compat.cache_keyword(forward_parameters(type(model))) == "past_key_values":
         limit = model.config.get_text_config(decoder=True).original_max_position_embeddings
         raise Unsupported(
             f"the text may outgrow {limit} tokens (original_max_position_embeddings), where {type(model).__name__} "

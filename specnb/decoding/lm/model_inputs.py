@@ -13,13 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationMixin, PreTrainedModel
-from transformers.generation import utils as generation
+from transformers import PreTrainedModel
 
+from specnb import compat
 from specnb.decoding.contracts import Row
 
-PREPARE, UPDATE = "prepare_inputs_for_generation", "_update_model_kwargs_for_generation"
-_POSITIONS = "_prepare_position_ids_for_generation"
 PER_TOKEN = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 """Inputs with a value per token. New tokens get the value of the last one, or that of text."""
 # Their preparation only differs from the standard one in that later passes get no token types.
@@ -31,8 +29,6 @@ _FIRST_PASS_TOKEN_TYPES = (
 _DROPS_CACHE = ("phi3", "phimoe", "phi4_multimodal")
 # Their cache holds more than a slot per token: image states, slots of a prompt, a slot per loop.
 _CUSTOM_CACHE = ("cpmant", "dory", "git")
-# Inputs of the first pass only; all are, if this transformers has no such list.
-_FIRST_PASS_INPUTS: Collection[str] | None = getattr(generation, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", None)
 
 
 @dataclass
@@ -85,7 +81,9 @@ class ModelInputs:
                 if first or not self.types_first_pass_only:
                     given[name] = _token_types(name, value, slots, rows, self.prompt_lengths)
             elif first or (
-                not self.types_first_pass_only and _FIRST_PASS_INPUTS is not None and name not in _FIRST_PASS_INPUTS
+                not self.types_first_pass_only
+                and compat.FIRST_PASS_INPUTS is not None
+                and name not in compat.FIRST_PASS_INPUTS
             ):
                 given[name] = value
         return given
@@ -149,11 +147,10 @@ def custom_preparation(model: PreTrainedModel, max_length: int | None = None) ->
     config = model.config.get_text_config(decoder=True)
     switch = getattr(config, "original_max_position_embeddings", None)
     short = drops_cache(model) and (switch is None or (max_length is not None and max_length <= switch))
-    for name in (PREPARE, UPDATE):
-        standard = getattr(GenerationMixin, name)
-        method = getattr(type(model), name, standard)
-        in_transformers = method.__module__.startswith("transformers.models.")
-        known = method is standard or (in_transformers and (has_first_pass_token_types(model) or short))
+    for name in (compat.PREPARE, compat.UPDATE):
+        method = compat.own_method(model, name)
+        in_transformers = method is not None and method.__module__.startswith("transformers.models.")
+        known = method is None or (in_transformers and (has_first_pass_token_types(model) or short))
         if name in vars(model) or not known:
             return name
     return None
@@ -176,8 +173,7 @@ def has_custom_cache(model: PreTrainedModel) -> bool:
 
 def has_custom_positions(model: PreTrainedModel) -> bool:
     """Whether the model makes its own position ids for `generate()`, as with M-RoPE."""
-    standard = getattr(GenerationMixin, _POSITIONS, None)
-    return standard is not None and getattr(type(model), _POSITIONS) is not standard
+    return compat.prepares_positions(model)
 
 
 def forward_parameters(kind: type) -> Collection[str]:
@@ -192,8 +188,3 @@ def forward_parameters(kind: type) -> Collection[str]:
 @lru_cache(256)
 def _parameters(function: Callable[..., Any]) -> Collection[str]:
     return inspect.signature(function).parameters.keys()
-
-
-def cache_keyword(parameters: Collection[str]) -> str:
-    """The name of the cache argument: "cache" since transformers 5.24, "past_key_values" before."""
-    return "cache" if "cache" in parameters else "past_key_values"

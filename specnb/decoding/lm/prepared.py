@@ -18,11 +18,11 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.utils import ModelOutput
 
+from specnb import compat
 from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.lm.base import LM, LMOptions, model_device
-from specnb.decoding.lm.model_inputs import cache_keyword, forward_parameters
+from specnb.decoding.lm.model_inputs import forward_parameters
 
-CACHE_NAMES = ("cache", "past_key_values")
 """The names of the cache argument: "cache" since transformers 5.24, "past_key_values" before."""
 _MAX_STORED_ARGUMENTS = 64  # one entry per text length; more than a draft and a step need
 
@@ -81,7 +81,7 @@ class PreparedLM(LM):
         self._cached_ids = [*self._cached_ids[:start], *new]
         ids = torch.tensor([self._cached_ids], device=self.device)
         arguments = self._arguments_for(len(self._cached_ids))
-        name = next((name for name in CACHE_NAMES if name in arguments), CACHE_NAMES[0])
+        name = next((name for name in compat.CACHE_NAMES if name in arguments), compat.CACHE_NAMES[0])
         if self._cache is None:
             self._cache = arguments.get(name)
             self._start_recording(self._cache)
@@ -113,9 +113,9 @@ class PreparedLM(LM):
 
     def _store_outputs(self, out: Any) -> None:
         """Keep what the next pass needs from a pass's output."""
-        cache = next((out[name] for name in CACHE_NAMES if out.get(name) is not None), None)
+        cache = next((out[name] for name in compat.CACHE_NAMES if out.get(name) is not None), None)
         self._last_outputs = (
-            type(out)({k: v for k, v in out.items() if k not in ("logits", *CACHE_NAMES)}) if out else out
+            type(out)({k: v for k, v in out.items() if k not in ("logits", *compat.CACHE_NAMES)}) if out else out
         )
         if self._rolls_back and cache is None:
             raise Unsupported(
@@ -177,8 +177,7 @@ class PreparedLM(LM):
         at = max(known)
         arguments = self._arguments[at]
         while at < n:
-            update = self.model._update_model_kwargs_for_generation
-            arguments = update(self._last_outputs, dict(arguments), is_encoder_decoder=False)
+            arguments = compat.update_model_kwargs(self.model, self._last_outputs, arguments)
             at += 1
             self._arguments[at] = arguments
         for length in [length for length in self._arguments if length < n - _MAX_STORED_ARGUMENTS]:
@@ -224,7 +223,7 @@ def prepare_arguments(model: PreTrainedModel, ids: Sequence[int], past: Any = No
     if "attention_mask" in parameters:
         given.setdefault("attention_mask", torch.ones_like(prompt))
     if cached_length(past):
-        given[cache_keyword(parameters)] = past
+        given[compat.cache_keyword(parameters)] = past
     GenerationMixin.generate(bare, prompt, custom_generate=decode, **given)
     return taken
 
