@@ -97,7 +97,7 @@ def append_generated(input_ids: Tensor, generated: Sequence[Sequence[int]], pad:
     Args:
         input_ids: the prompts `[rows, length]`.
         generated: the new ids of each row.
-        pad: the id behind rows that are shorter than the longest.
+        pad: the id after rows that are shorter than the longest.
     """
     width = max(map(len, generated))
     new = torch.tensor([[*g, *[pad] * (width - len(g))] for g in generated], dtype=torch.long, device=input_ids.device)
@@ -105,6 +105,6 @@ def append_generated(input_ids: Tensor, generated: Sequence[Sequence[int]], pad:
 
 
 def pad_token_id(config: GenerationConfig) -> int:
-    """The id behind rows that end before others, as in generate(): the end of sequence if there is no pad token."""
+    """The id after rows that end before others, as in generate(): the end of sequence if there is no pad token."""
     prepared = getattr(config, "_pad_token_tensor", None)
     return int(config.pad_token_id or 0) if prepared is None else int(prepared)

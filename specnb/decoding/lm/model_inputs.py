@@ -1,4 +1,4 @@
-"""The inputs of a model beside token ids and cache.
+"""The inputs of a model in addition to token ids and cache.
 
 For models with transformers' standard `prepare_inputs_for_generation` they are the same as that one gives.
 """
@@ -37,7 +37,7 @@ _FIRST_PASS_INPUTS: Collection[str] | None = getattr(generation, "MULTIMODAL_INP
 
 @dataclass
 class ModelInputs:
-    """What `generate()` prepared for the rows beside ids, mask and cache.
+    """What `generate()` prepared for the rows in addition to ids, mask and cache.
 
     Args:
         extras: further arguments of the model: images, token types.
