@@ -235,7 +235,7 @@ def test_universal_with_an_unlucky_table_is_caught(monkeypatch: pytest.MonkeyPat
         begin(self, *args, **kwargs)
         if self.shared is not None:
             self.shared = self.shared[0], self.shared[1].flip(0)
-            self.counterpart = dict(zip(*(table.tolist() for table in self.shared), strict=True))
+            self.assistant_id_of = dict(zip(*(table.tolist() for table in self.shared), strict=True))
 
     monkeypatch.setattr(Universal, "__init__", turned)
     assert follows(run("universal", "plain")[0], exact("universal", "plain"))

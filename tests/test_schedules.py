@@ -232,7 +232,7 @@ def test_adaptive_with_a_clock_that_stands_still() -> None:
     schedule = Adaptive(5)
     for _ in range(20):
         k = schedule.length()
-        assert 0 <= k <= max(5, Adaptive.LONGEST)
+        assert 0 <= k <= max(5, Adaptive.MAX_LENGTH)
         schedule.update(step(k, k // 2, 0.0, 0.0))
 
 

@@ -89,12 +89,12 @@ def generate(
         KeyboardInterrupt: with the result so far as `.partial_result`, as any other exception. The streamer is ended in
             any case.
     """
-    with ensure_end(streamer) as guarded:
+    with ensure_end(streamer) as wrapped:
         custom_generate = CustomGenerate(
             assistant_model=assistant_model,
             assistant_tokenizer=assistant_tokenizer,
             tokenizer=tokenizer,
-            streamer=guarded,
+            streamer=wrapped,
             on_step=on_step,
             cancel=cancel,
             seed=BY_NAME["seed"].check(seed),

@@ -123,7 +123,7 @@ class CustomGenerate:
             prompts, pads = padding.unpad(input_ids, model_kwargs.get("attention_mask"))
             lockstep = len(prompts) > 1 and bool(processors.stateful or stops.lockstep or keeps_outputs or user_cache)
             padded_prompts = input_ids.tolist()
-            if not lockstep:  # rows of their own length have no padding behind the prompt
+            if not lockstep:  # without lockstep, no padding follows the prompt
                 padded_prompts = [
                     row[: pad + len(ids)] for row, ids, pad in zip(padded_prompts, prompts, pads, strict=True)
                 ]
@@ -243,7 +243,7 @@ class CustomGenerate:
         return StoppingChecker([*criteria, *self.stopping_criteria], self.cancel)
 
     def _recorder(self, model: PreTrainedModel, config: GenerationConfig) -> Recorder:
-        """What the steps record beside the tokens."""
+        """What the steps record in addition to the tokens."""
         return Recorder(
             logprobs=self.logprobs,
             top_logprobs=self.top_logprobs,

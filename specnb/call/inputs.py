@@ -94,9 +94,13 @@ def check_arguments(model: Any, options: Mapping[str, Any]) -> None:
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
             what = "a whole number" if kind is int else "a number"
             raise ValueError(f"{name}={value!r} is not valid: it must be {what}.")
-    marks = options.get("watermarking_config")
-    if marks is not None and not isinstance(marks, dict) and not callable(getattr(marks, "validate", None)):
-        raise ValueError(f"watermarking_config must be a WatermarkingConfig, not a {type(marks).__name__}.")
+    watermarking = options.get("watermarking_config")
+    if (
+        watermarking is not None
+        and not isinstance(watermarking, dict)
+        and not callable(getattr(watermarking, "validate", None))
+    ):
+        raise ValueError(f"watermarking_config must be a WatermarkingConfig, not a {type(watermarking).__name__}.")
 
 
 # Options that transformers does not check itself. The options in `options.OPTIONS` are checked there.
@@ -279,7 +283,7 @@ def prepare_inputs(
     prompts: Sequence[Sequence[int]],
     pads: Sequence[int],
 ) -> PreparedInputs:
-    """What `generate()` prepared beside token ids, aligned with the rows.
+    """What `generate()` prepared in addition to token ids, aligned with the rows.
 
     Args:
         input_ids: the padded prompts `[rows, length]`.

@@ -207,8 +207,8 @@ def option_sources_in_effect(
     Args:
         effective: the options in effect.
         drafting: the sources of the drafting options (`SelectedMethod.sources`).
-        called: what the call sets beside drafting options. None if only the config that `generate()` merged is known: a
-            value there that is neither the target's nor transformers' default comes from the call.
+        called: what the call sets in addition to drafting options. None if only the config that `generate()` merged is
+            known: a value there that is neither the target's nor transformers' default comes from the call.
         target: the target's generation config.
     """
 

@@ -37,9 +37,9 @@ def ensure_end(streamer: Any) -> Iterator[SingleEndStreamer | None]:
     Yields:
         The wrapped streamer; None without one.
     """
-    guarded = streamer if streamer is None or isinstance(streamer, SingleEndStreamer) else SingleEndStreamer(streamer)
+    wrapped = streamer if streamer is None or isinstance(streamer, SingleEndStreamer) else SingleEndStreamer(streamer)
     try:
-        yield guarded
+        yield wrapped
     finally:
-        if guarded is not None and callable(getattr(guarded.streamer, "end", None)):
-            guarded.end()
+        if wrapped is not None and callable(getattr(wrapped.streamer, "end", None)):
+            wrapped.end()

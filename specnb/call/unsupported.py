@@ -28,7 +28,7 @@ _USE_TRANSFORMERS = "Use transformers' own generate() for this, without specnb."
 _UNSUPPORTED_VALUES: dict[str, tuple[tuple[Any, ...], str]] = {
     "num_beams": ((None, 1), "beam search keeps several hypotheses; speculative decoding follows one per row"),
     "penalty_alpha": ((None, 0, 0.0), "contrastive search chooses by hidden states of all candidates"),
-    "guidance_scale": ((None, 1, 1.0), "its processor runs the model on a text of its own at every position"),
+    "guidance_scale": ((None, 1, 1.0), "its processor runs the model on another text at every position"),
     "dola_layers": ((None,), "DoLa compares layers, which is another target than the model"),
     "constraints": ((None,), "constrained search needs beams"),
     "force_words_ids": ((None,), "constrained search needs beams"),
@@ -60,9 +60,9 @@ def check_options(options: Mapping[str, Any] | GenerationConfig) -> None:
             )
     if value_of("cache_implementation") in UNSUPPORTED_CACHES:
         raise ValueError(
-            f"cache_implementation={value_of('cache_implementation')!r} cannot be followed: the engine keeps keys and "
-            "values itself, as they are and where they are computed, neither offloaded, quantized nor paged. "
-            f"cache_implementation='dynamic' in the call decides over a generation config's. {_USE_TRANSFORMERS}"
+            f"cache_implementation={value_of('cache_implementation')!r} cannot be followed: specnb uses its own kv "
+            "cache, which is neither offloaded, quantized nor paged. cache_implementation='dynamic' in the call takes "
+            f"precedence over a generation config. {_USE_TRANSFORMERS}"
         )
     for name in NEW_FIELDS if isinstance(options, GenerationConfig) else NEW_FIELDS & options.keys():
         value = value_of(name)
@@ -114,12 +114,12 @@ def check_cache(past: Any, made_by_generate: bool = False) -> None:
     if not isinstance(past, Cache):
         kind = type(past).__name__
         raise ValueError(
-            f"past_key_values (cache) must be a DynamicCache, not a {kind}; left out, the engine keeps its own."
+            f"past_key_values (cache) must be a DynamicCache, not a {kind}; without it, specnb uses its own."
         )
     what = "DynamicCache(offloading=True)" if type(past) is DynamicCache else type(past).__name__
     raise ValueError(
-        f"the cache given is a {what}, which the engine neither reads nor fills: give a DynamicCache, or no "
-        f"cache at all. {_USE_TRANSFORMERS}"
+        f"the cache given is a {what}, which specnb cannot read or fill: give a DynamicCache, or no cache. "
+        f"{_USE_TRANSFORMERS}"
     )
 
 

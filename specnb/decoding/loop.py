@@ -43,11 +43,11 @@ def decode(
             something (a processor, for example) looks at all rows at once. They are then called once per token, and a
             row that has ended goes on until all have.
         pad: the id that ended rows get in lockstep, if `stops.pads`.
-        recorder: says what is recorded beside the tokens.
+        recorder: what is recorded in addition to the tokens.
     """
     recorder = recorder or Recorder()
     filler = pad if lockstep is not None and stops.pads else None
-    waits = drafter is not None and not _drafts_at_once(target, drafter, ensemble_weight)  # for the target's first pass
+    skip_draft = drafter is not None and not _drafts_at_once(target, drafter, ensemble_weight)  # in the first pass
     while True:
         clock = StepClock()
         stops.before_step(rows, target.limit if target.hard_limit else None, lockstep is not None)
@@ -59,7 +59,7 @@ def decode(
 
         # draft: tokens x and the distributions q that they were drawn from
         drafts = [NO_DRAFT] * len(active)
-        if drafter is not None and not waits:
+        if drafter is not None and not skip_draft:
             most = [max_draft_tokens(row, target) for row in active]
             if lockstep is None:
                 drafts = drafter.propose(active, most)
@@ -95,7 +95,7 @@ def decode(
                 row_step.row.steps.append(step)
                 row_step.row.schedule.update(step)
         yield from steps
-        waits = False
+        skip_draft = False
 
 
 def verify(
@@ -144,7 +144,7 @@ def verify(
 def _drafts_at_once(target: LM, drafter: Drafter, ensemble_weight: float | None) -> bool:
     """Whether to draft before the target has read the prompt.
 
-    A draft model would delay the first token. It drafts first only if the first token must follow the ensemble.
+    A draft model would delay the first token, so it waits, except where the first token must follow the ensemble.
     """
     mixed = ensemble_weight is not None and not drafter.reads_target
     return target.drafts_first and (drafter.drafts_first or mixed)

@@ -96,7 +96,7 @@ def append_generated(input_ids: Tensor, generated: Sequence[Sequence[int]], pad:
     Args:
         input_ids: the prompts `[rows, length]`.
         generated: the new ids of each row.
-        pad: the id behind rows that are shorter than the longest.
+        pad: the id after rows that are shorter than the longest.
     """
     width = max(map(len, generated))
     new = torch.tensor([[*g, *[pad] * (width - len(g))] for g in generated], dtype=torch.long, device=input_ids.device)

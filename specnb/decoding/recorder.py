@@ -1,4 +1,4 @@
-"""What is recorded of a run beside its tokens: the steps with their times, log-probabilities, margins, scores."""
+"""What is recorded of a run in addition to its tokens: steps with their times, log-probabilities, margins, scores."""
 
 from __future__ import annotations
 
@@ -147,8 +147,8 @@ class Recorder:
         if self.margins:
             fields["margins"] = tuple(islice(read, n))
         if self.probabilities:
-            judged = range(min(n, len(row_step.draft.tokens)))
-            fields["target_probabilities"] = tuple(row_step.block.probability(i) for i in judged) or None
+            positions = range(min(n, len(row_step.draft.tokens)))
+            fields["target_probabilities"] = tuple(row_step.block.probability(i) for i in positions) or None
         return fields
 
 

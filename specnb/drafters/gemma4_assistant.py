@@ -55,11 +55,8 @@ class Gemma4Assistant:
     reads_target = True
 
     def __init__(self, assistant: PreTrainedModel, target: CachedLM, sampling: DraftSampling) -> None:
-        self.assistant, self.target, self.sampling = (
-            with_replacements(prepare(assistant)[0], _rotary_replacement),
-            target,
-            sampling,
-        )
+        self.assistant = with_replacements(prepare(assistant)[0], _rotary_replacement)
+        self.target, self.sampling = target, sampling
         self.embed = target.model.get_input_embeddings()
         self.device, self.dtype = assistant.pre_projection.weight.device, assistant.pre_projection.weight.dtype
         types = target.config.layer_types
@@ -127,10 +124,8 @@ class Gemma4Assistant:
         first, end = max(0, min(lengths) - reach), max(lengths)
         mask = None
         if min(lengths) != end:
-            slots, ends = (
-                torch.arange(first, end, device=self.device),
-                torch.tensor(lengths, device=self.device)[:, None],
-            )
+            slots = torch.arange(first, end, device=self.device)
+            ends = torch.tensor(lengths, device=self.device)[:, None]
             allowed = ((slots < ends) & (slots >= ends - reach))[:, None, None]
             mask = allowed if self._mask_dtype is None else additive_mask(allowed, self._mask_dtype)
         keys, values = (kept[:, :, first:end].to(self.device, self.dtype) for kept in (cached.keys, cached.values))

@@ -53,11 +53,11 @@ class Retokenized:
             if ends is not None:
                 known = self.ends[kept:]
                 both = set(ends) & set(known)
-                joint = max((end for end in both if start < end <= before and end == int(end)), default=None)
-                stays = kept if joint is None else kept + known.index(joint) + 1
-                rest = 0 if joint is None else ends.index(joint) + 1
-                self.ids[stays:], self.ends[stays:] = fresh[rest:], ends[rest:]
-                return stays
+                joined_at = max((end for end in both if start < end <= before and end == int(end)), default=None)
+                num_kept = kept if joined_at is None else kept + known.index(joined_at) + 1
+                rest = 0 if joined_at is None else ends.index(joined_at) + 1
+                self.ids[num_kept:], self.ends[num_kept:] = fresh[rest:], ends[rest:]
+                return num_kept
         # the tokenizer cannot represent some of the text, so text and ids cannot be aligned
         old, self.ids[:], self.ends = list(self.ids), self._whole(), None
         return next(
@@ -114,15 +114,15 @@ def shared_tokens(tokenizer: Any, other: Any, vocab: int, other_vocab: int) -> t
     Returns:
         The tokens as ids `[n]` of `tokenizer`, ascending, and as ids `[n]` of `other`.
     """
-    theirs: dict[str, int] = {}
+    other_ids: dict[str, int] = {}
     for i, text in enumerate(_texts(other)[:other_vocab]):
         if text:
-            theirs.setdefault(text, i)
-    pairs, taken = [], set()
+            other_ids.setdefault(text, i)
+    pairs, paired = [], set()
     for i, text in enumerate(_texts(tokenizer)[:vocab]):
-        if text in theirs and text not in taken:
-            taken.add(text)
-            pairs.append((i, theirs[text]))
+        if text in other_ids and text not in paired:
+            paired.add(text)
+            pairs.append((i, other_ids[text]))
     ends = tokenizer.eos_token_id, other.eos_token_id
     if None not in ends and ends[0] < vocab and ends[1] < other_vocab:
         pairs = [pair for pair in pairs if pair[0] != ends[0] and pair[1] != ends[1]] + [ends]

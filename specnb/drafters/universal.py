@@ -69,18 +69,19 @@ class Universal:
         self.retokenized = {row_state.index: row_state for row_state in retokenized}
         self.shared: tuple[Tensor, Tensor] | None = None
         if shared:
-            mine, theirs = shared_tokens(*tokenizers, sampling.vocab_size, lm.vocab_size)
-            if not len(mine):
+            target_ids, assistant_ids = shared_tokens(*tokenizers, sampling.vocab_size, lm.vocab_size)
+            if not len(target_ids):
                 raise ValueError(
                     "the two tokenizers have no token in common, so sampling with this draft model is not possible; "
                     "use do_sample=False."
                 )
-            self.shared = mine.to(sampling.device), theirs.to(sampling.device)
-            self.counterpart = dict(zip(mine.tolist(), theirs.tolist(), strict=True))
-        own_eos = lm.model.generation_config.eos_token_id
-        self.eos = {self.assistant_tokenizer.eos_token_id, *(own_eos if isinstance(own_eos, list) else [own_eos])} - {
-            None
-        }
+            self.shared = target_ids.to(sampling.device), assistant_ids.to(sampling.device)
+            self.assistant_id_of = dict(zip(target_ids.tolist(), assistant_ids.tolist(), strict=True))
+        model_eos = lm.model.generation_config.eos_token_id
+        self.eos = {
+            self.assistant_tokenizer.eos_token_id,
+            *(model_eos if isinstance(model_eos, list) else [model_eos]),
+        } - {None}
 
     def propose(self, rows: Sequence[Row], max_draft_tokens: Sequence[int]) -> list[Draft]:
         """A draft for each row, see `Drafter.propose`."""
@@ -101,7 +102,7 @@ class Universal:
                     scores = logits.new_full((self.sampling.vocab_size,), -torch.inf, device=self.sampling.device)
                     scores[self.shared[0]] = logits[0].to(self.sampling.device)[self.shared[1]]
                     draft.add(scores)
-                    ids.append(self.counterpart[draft.tokens[-1]])
+                    ids.append(self.assistant_id_of[draft.tokens[-1]])
                     draft.ended |= ids[-1] in self.eos  # the draft model's text ends there
         return [draft.draft() for draft in builders]
 

@@ -135,19 +135,21 @@ def _difference(model: PreTrainedModel, rows: Sequence[Row], prepared: PreparedI
     tokens = [logits[:-1].argmax(-1).tolist() for logits in expected]
     found = [[logits] for logits in lm.logits(copies, [[] for _ in copies], [1 for _ in copies])]
     if rolls_back:
-        for copied, right in zip(copies, tokens, strict=True):
-            copied.ids.append(right[0])
+        for row, new in zip(copies, tokens, strict=True):
+            row.ids.append(new[0])
         num_logits = [TOKENS for _ in copies]
-        lm.logits(copies, [[(token + 1) % lm.vocab_size for token in right[1:]] for right in tokens], num_logits)
-        for one, logits in zip(found, lm.logits(copies, [right[1:] for right in tokens], num_logits), strict=True):
-            one.append(logits)
+        lm.logits(copies, [[(token + 1) % lm.vocab_size for token in new[1:]] for new in tokens], num_logits)
+        for blocks, logits in zip(found, lm.logits(copies, [new[1:] for new in tokens], num_logits), strict=True):
+            blocks.append(logits)
     else:
         for n in range(TOKENS):
-            for copied, right in zip(copies, tokens, strict=True):
-                copied.ids.append(right[n])
-            for one, logits in zip(found, lm.logits(copies, [[] for _ in copies], [1 for _ in copies]), strict=True):
-                one.append(logits)
-    return max(_relative_difference(right, torch.cat(one)) for right, one in zip(expected, found, strict=True))
+            for row, new in zip(copies, tokens, strict=True):
+                row.ids.append(new[n])
+            for blocks, logits in zip(found, lm.logits(copies, [[] for _ in copies], [1 for _ in copies]), strict=True):
+                blocks.append(logits)
+    return max(
+        _relative_difference(reference, torch.cat(blocks)) for reference, blocks in zip(expected, found, strict=True)
+    )
 
 
 def _max_prompt_length(model: PreTrainedModel) -> int:
@@ -160,16 +162,16 @@ def _max_prompt_length(model: PreTrainedModel) -> int:
 def _reference_logits(model: PreTrainedModel, prompts: Tensor, arguments: Mapping[str, Any]) -> list[Tensor]:
     """Logits `[TOKENS + 1, vocab]` of each row after its prompt and each next token, decoded as transformers does."""
     ids, arguments = prompts.to(model_device(model)), copy.deepcopy(dict(arguments))
-    every = []
+    logits = []
     for i in range(TOKENS + 1):
         inputs = model.prepare_inputs_for_generation(
             ids, next_sequence_length=1 if i else None, is_first_iteration=not i, **arguments
         )
         out = model(**inputs, return_dict=True)
         arguments = compat.update_model_kwargs(model, out, arguments)
-        every.append(out.logits[:, -1].clone())
-        ids = torch.cat([ids, every[-1].argmax(-1, keepdim=True).to(ids.device)], -1)
-    return list(torch.stack(every, 1))
+        logits.append(out.logits[:, -1].clone())
+        ids = torch.cat([ids, logits[-1].argmax(-1, keepdim=True).to(ids.device)], -1)
+    return list(torch.stack(logits, 1))
 
 
 def _relative_difference(expected: Tensor, found: Tensor) -> float:
@@ -221,4 +223,6 @@ def _is_unmodified(module: nn.Module) -> bool:
         return False
     if not type(module).__module__.startswith(_KNOWN_MODULES):
         return False
-    return all(type(one) is nn.Parameter for one in vars(module)["_parameters"].values() if one is not None)
+    return all(
+        type(parameter) is nn.Parameter for parameter in vars(module)["_parameters"].values() if parameter is not None
+    )

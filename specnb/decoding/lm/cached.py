@@ -31,8 +31,8 @@ class CachedLM(LM):
     Args:
         model, rows, options: as for `LM`. `create.fits_cached_lm()` must hold for `model`.
         size: of the cache; it grows geometrically.
-        prepared: what `generate()` prepared beside the token ids. Its `past` is a transformers cache that may hold the
-            beginning of the only row.
+        prepared: what `generate()` prepared in addition to the token ids. Its `past` is a transformers cache that may
+            hold the beginning of the only row.
 
     Raises:
         Unsupported: CUDA graphs are on, but the model makes its own masks (see `custom_masks_reason`).

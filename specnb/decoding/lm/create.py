@@ -63,7 +63,7 @@ def create_lm(
         if role == "target" and size.prefill_chunk_size is not None:
             raise Unsupported(
                 f"prefill_chunk_size={size.prefill_chunk_size} cannot be followed with {type(model).__name__}, which "
-                "prepares its inputs in a way of its own: leave it out."
+                "prepares its own inputs: leave it out."
             )
         if len(rows) == 1:
             arguments = prepared.arguments_for(rows[0]) if prepared else None
@@ -94,7 +94,7 @@ def create_lm(
 
 
 def check_target(model: PreTrainedModel, rows: Sequence[Row], prepared: PreparedInputs, rolls_back: bool) -> None:
-    """Check whether a target and its rows can be decoded exactly, as far as that can be told without a pass.
+    """Check whether a target and its rows can be decoded exactly, without running it.
 
     Raises:
         Unsupported: they cannot.

@@ -1,4 +1,4 @@
-"""The inputs of a model beside token ids and cache.
+"""The inputs of a model in addition to token ids and cache.
 
 For models with transformers' standard `prepare_inputs_for_generation` they are the same as that one gives.
 """
@@ -21,10 +21,8 @@ from specnb.decoding.contracts import Row
 PER_TOKEN = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 """Inputs with a value per token. New tokens get the value of the last one, or that of text."""
 # Their preparation only differs from the standard one in that later passes get no token types.
-_FIRST_PASS_TOKEN_TYPES = (
-    *("gemma3", "gemma3_text", "gemma3n", "gemma3n_text"),
-    *("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
-)
+_GEMMA = ("gemma3", "gemma3n", "gemma4", "gemma4_unified")
+_FIRST_PASS_TOKEN_TYPES = (*_GEMMA, *(f"{name}_text" for name in _GEMMA))
 # Their preparation only differs in that it drops the cache when a text outgrows `original_max_position_embeddings`.
 _DROPS_CACHE = ("phi3", "phimoe", "phi4_multimodal")
 # Their cache holds more than a slot per token: image states, slots of a prompt, a slot per loop.
@@ -33,7 +31,7 @@ _CUSTOM_CACHE = ("cpmant", "dory", "git")
 
 @dataclass
 class ModelInputs:
-    """What `generate()` prepared for the rows beside ids, mask and cache.
+    """What `generate()` prepared for the rows in addition to ids, mask and cache.
 
     Args:
         extras: further arguments of the model: images, token types.

@@ -33,7 +33,8 @@ class PreparedLM(LM):
     Args:
         model, rows, options: as for `LM`.
         arguments: what `generate()` prepared for the row's prompt; None: they are prepared here.
-        extras: what the call gave beside token ids (images, token types), for the prompt; used without `arguments`.
+        extras: what the call gave in addition to token ids (images, token types), for the prompt; used without
+            `arguments`.
         past: the transformers cache to fill; it may hold the beginning of the row. None makes one.
         rolls_back: whether drafts will be rejected. Without (plain decoding) any model works, recurrent ones too.
     """
@@ -139,19 +140,18 @@ class PreparedLM(LM):
         sliding = any(getattr(layer, "is_sliding", False) for layer in getattr(cache, "layers", ()))
         if self._rolls_back and sliding and not _sliding_window_rolls_back():
             raise Unsupported(
-                f"{type(self.model).__name__} has sliding windows and prepares its inputs in a way of its own, which "
-                f"takes a newer transformers than {transformers.__version__} to roll back: update it, or use "
-                "method='plain'."
+                f"{type(self.model).__name__} has sliding windows and prepares its own inputs. To roll this back "
+                f"takes a newer transformers than {transformers.__version__}: update it, or use method='plain'."
             )
         if self._rolls_back and hasattr(cache, "activate_past_recording"):
             cache.activate_past_recording()
             self._records_past = any(hasattr(layer, "record_past") for layer in cache.layers)
 
-    def _crop(self, n: int, certain: int) -> bool:
+    def _crop(self, n: int, num_committed: int) -> bool:
         """Crop the cache to the first `n` tokens.
 
         Args:
-            certain: number of committed tokens; these will not be rolled back later.
+            num_committed: number of committed tokens; these will not be rolled back later.
 
         Returns:
             False if that was not possible and the cache was emptied.
@@ -160,7 +160,7 @@ class PreparedLM(LM):
         if n == 0 or n < self._min_length:
             self._cache, self._past, self._arguments, self._started, self._min_length = None, None, {}, False, 0
             return False
-        if self._rolls_back and (n < held or n <= certain):
+        if self._rolls_back and (n < held or n <= num_committed):
             for i, layer in enumerate(self._cache.layers):
                 if _is_filled(layer) and i not in self._fixed_layers:
                     layer.crop(n - held)  # also by 0, which drops what was recorded
@@ -202,7 +202,7 @@ def prepare_arguments(model: PreTrainedModel, ids: Sequence[int], past: Any = No
         past: a cache that may hold the beginning of the prompt.
         extras: further arguments of `generate()`.
     """
-    taken: dict[str, Any] = {}
+    prepared: dict[str, Any] = {}
 
     def decode(
         model: Any,
@@ -212,7 +212,7 @@ def prepare_arguments(model: PreTrainedModel, ids: Sequence[int], past: Any = No
         generation_config: Any,
         **arguments: Any,
     ) -> Tensor:
-        taken.update(arguments)
+        prepared.update(arguments)
         return input_ids
 
     bare = copy.copy(model)  # shares all modules, with another generation config
@@ -225,7 +225,7 @@ def prepare_arguments(model: PreTrainedModel, ids: Sequence[int], past: Any = No
     if cached_length(past):
         given[compat.cache_keyword(parameters)] = past
     GenerationMixin.generate(bare, prompt, custom_generate=decode, **given)
-    return taken
+    return prepared
 
 
 def cached_length(cache: Any) -> int:
