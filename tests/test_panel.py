@@ -18,9 +18,9 @@ from IPython.core.error import UsageError
 import specnb
 from specnb.notebook.arguments import specgen_parser
 from specnb.notebook.availability import available_methods
+from specnb.notebook.panel import Panel
 from specnb.notebook.panel.code import Request, magic_code, python_code
 from specnb.notebook.panel.controls import Control
-from specnb.notebook.panel.panel import Panel
 from specnb.notebook.panel.view import step_html
 from specnb.notebook.session import Session
 from specnb.notebook.values import parse_values

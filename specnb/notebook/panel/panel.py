@@ -1,4 +1,4 @@
-"""`specnb.Panel` and `%specpanel`: choose a method, turn its options, run, stop, look, compare."""
+"""The panel: choose a method, set its options, run, stop, compare."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ import ipywidgets as widgets
 from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle
 
-from specnb.notebook.panel import controls as panel_controls
-from specnb.notebook.panel import pages as panel_pages
+from specnb.notebook.panel import controls, pages
 from specnb.notebook.panel.code import magic_code, python_code
 from specnb.notebook.panel.compare import CompareForm, comparison_html
-from specnb.notebook.panel.controls import note
 from specnb.notebook.panel.form import Form
 from specnb.notebook.panel.load import LoadForm, load, loaded_message
-from specnb.notebook.panel.pages import Pages
 from specnb.notebook.panel.view import LiveText, RunView, plots_html
 from specnb.notebook.panel.worker import Worker
 from specnb.notebook.session import LAST, Session
@@ -27,27 +24,34 @@ from specnb.views.html import result_view
 from specnb.views.text import marked_text
 
 _LIVE = "specnb-live"
-# Results are also stored as static HTML, which shows when the notebook is opened without a kernel. While the panel itself is
-# in the same cell's output that copy is hidden.
+# Results are also stored as static HTML, for notebooks that are opened without a kernel. The copy is hidden while the
+# panel itself is in the output of the cell.
 _STYLE = (
     f"<style>:is(.jp-OutputArea,.output,.cell_container,#output-body):has(.{_LIVE}) .specnb-saved{{display:none}}"
-    f"{panel_controls.STYLE}{panel_pages.STYLE}</style>"
+    f"{controls.STYLE}{pages.STYLE}</style>"
 )
 _CLOSED = "specnb panel: run this cell again in a running kernel to use it."
 
 
 class Panel:
-    """A panel of widgets over the loaded models; it and the magics share one session.
+    """A panel of widgets for the loaded models. It shares its session with the magics.
+
+    The Run button, or `run()`, starts one generation. While it runs, the button does nothing. `stop()` ends it within
+    one step and keeps what was generated.
 
     Args:
-        pair: the `Pair` to begin with; None takes the session's current one. Any loaded model can be chosen in the panel.
-        session: what the notebook remembers; by default the running shell's.
-        method: the method to begin with; None takes the pair's usual one.
-        thread: False runs in the calling thread, so that Run returns when all is done (and Stop cannot be pressed).
+        pair: the `Pair` to begin with; None takes the current one of the session. The panel can choose any loaded pair.
+        session: the state of the notebook; None takes that of the running shell.
+        method: the method to begin with; None takes the first of `METHOD_PREFERENCE` that the pair can run.
+        thread: False runs in the calling thread: `run()` returns at the end, and Stop has no effect.
 
-    A press of Run, or `run()`, initial one generation; while it runs, further presses do nothing. `stop()` ends it within
-    one step and keeps text and trace. `result` is the last `GenerationResult`, `results` all of them, `comparison` the last
-    comparison, `options` what a run would use, and `error` what the last action raised (shown in the panel too).
+    Attributes:
+        results: all results, the last one at the end.
+        comparison: the last `Comparison`; None without any.
+        error: what the last action raised; the panel shows it too.
+
+    Raises:
+        ValueError: the method does not exist.
     """
 
     def __init__(
@@ -89,8 +93,8 @@ class Panel:
         )
         self._load = LoadForm()
         view = self._view
-        code = widgets.VBox([note("Select all and copy."), self._python, self._magic])
-        self._pages = Pages(
+        code = widgets.VBox([controls.note("Select all and copy."), self._python, self._magic])
+        self._pages = pages.Pages(
             {
                 "Text": widgets.VBox([view.rejected, view.text]),
                 "Steps": view.steps_box,
@@ -127,16 +131,20 @@ class Panel:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a run would give to `generate`: the method, and the options that were set."""
+        """The arguments of `generate` that a run would use: the method, and the options that were set."""
         return {"method": self._form.method.value, **self._form.values()}
 
     @property
     def busy(self) -> bool:
-        """Whether something runs."""
+        """Whether a generation, a comparison or a load is running."""
         return self._worker.busy
 
     def set(self, method: str | None = None, prompt: str | None = None, **options: Any) -> None:
-        """Set what the widgets show: the method, the prompt, options by name."""
+        """Set the widgets: the method, the prompt, and options by name.
+
+        Raises:
+            ValueError: the pair cannot run the method, or an option is not valid.
+        """
         if method is not None:
             if method not in self._form.available:
                 raise ValueError(
@@ -148,15 +156,22 @@ class Panel:
         self._form.set(**options)
 
     def run(self, wait: bool = False) -> bool:
-        """Generate, as the Run button does. False if something runs already. `wait` returns at the end and raises its error."""
+        """Generate, as the Run button does.
+
+        Args:
+            wait: return at the end, and raise the error if there was one.
+
+        Returns:
+            False, without doing anything, if something is running.
+        """
         return self._start(self._generate, "generating ...", wait)
 
     def compare(self, wait: bool = False) -> bool:
-        """Compare, as the button in the tab does; otherwise as `run`."""
+        """Compare, as the Compare button does. Argument and result as in `run`."""
         return self._start(self._measure, "comparing ...", wait)
 
     def load(self, name: str, assistant: str = "", wait: bool = False) -> bool:
-        """Load a model, as the Load button does; otherwise as `run`."""
+        """Load a model, as the Load button does. `wait` and the result as in `run`."""
 
         def job(cancel: threading.Event) -> None:
             pair = load(self.session, name, assistant, self._view.progress)
@@ -166,18 +181,18 @@ class Panel:
         return self._start(job, f"loading {name} ...", wait)
 
     def stop(self) -> None:
-        """End what runs, within one step."""
+        """End what is running within one step."""
         self._worker.stop()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for what runs; raises its error, or TimeoutError."""
+        """Wait for the end of what is running, at most `timeout` seconds. Raises its error, or TimeoutError."""
         if not self._worker.wait(timeout):
             raise TimeoutError(f"the panel still runs after {timeout} s")
         if self.error is not None:
             raise self.error
 
     def close(self) -> None:
-        """Stop, and take the panel's widgets away."""
+        """Stop, and remove the panel's widgets."""
         self.stop()
         if self._refresh in self.session.listeners:
             self.session.listeners.remove(self._refresh)
@@ -245,7 +260,7 @@ class Panel:
             self._save(self._compare.output.value, str(found))
 
     def _keep(self, result: GenerationResult) -> None:
-        self.session.keep(result)  # which shows it, here and in other panels
+        self.session.keep(result)  # the session tells all panels to show it
         if self._shell is not None:
             self._shell.user_ns[LAST] = result
         self._save(result_view(result), marked_text(result))
@@ -289,7 +304,7 @@ class Panel:
         self._magic.value = magic_code(request)
 
     def _update_plots(self, finished: bool = False) -> None:
-        """The pictures are drawn aside, once their page is open, so that no action waits for them."""
+        """Draw the plots in a thread of their own, and only if their page is open."""
         if self._pages.open == "Plots" and self.result is not self._drawn and (finished or not self.busy):
             self._plot_worker.start(self._draw)
 
@@ -299,7 +314,7 @@ class Panel:
             self._drawn = result
 
     def _save(self, html: str, text: str) -> None:
-        """Store the static form in the notebook, under the panel."""
+        """Store static HTML in the notebook, below the panel."""
         if self._saved is not None:
             self._saved.update({"text/html": f'<div class="specnb-saved">{html}</div>', "text/plain": text}, raw=True)
 
