@@ -7,9 +7,8 @@ from typing import Any
 
 import ipywidgets as widgets
 from IPython.core.getipython import get_ipython
-from IPython.display import DisplayHandle
 
-from specnb.notebook.panel import controls, pages
+from specnb.notebook.panel import controls, pages, saved
 from specnb.notebook.panel.code import magic_code, python_code
 from specnb.notebook.panel.compare import CompareForm, comparison_html
 from specnb.notebook.panel.form import Form
@@ -23,13 +22,7 @@ from specnb.trace import GenerationResult
 from specnb.views.html import result_view
 from specnb.views.text import marked_text
 
-_LIVE = "specnb-live"
-# Results are also stored as static HTML, for notebooks that are opened without a kernel. The copy is hidden while the
-# panel itself is in the output of the cell.
-_STYLE = (
-    f"<style>:is(.jp-OutputArea,.output,.cell_container,#output-body):has(.{_LIVE}) .specnb-saved{{display:none}}"
-    f"{controls.STYLE}{pages.STYLE}</style>"
-)
+_STYLE = f"<style>{saved.STYLE}{controls.STYLE}{pages.STYLE}</style>"
 _CLOSED = "specnb panel: run this cell again in a running kernel to use it."
 
 
@@ -57,8 +50,7 @@ class Panel:
     def __init__(
         self, pair: Any = None, *, session: Session | None = None, method: str | None = None, thread: bool = True
     ) -> None:
-        shell = get_ipython()
-        self._shell = shell
+        self._shell = shell = get_ipython()
         self.session = session if session is not None else Session() if shell is None else Session.of(shell)
         if pair is not None:
             self.session.add(pair)
@@ -66,7 +58,7 @@ class Panel:
         self.comparison: Any = None
         self.error: BaseException | None = None
         self._drawn: GenerationResult | None = None
-        self._saved: DisplayHandle | None = None
+        self._saved = saved.SavedCopy()
         self._worker = Worker(self._busy, self._failed, thread)
         self._plot_worker = Worker(lambda _: None, self._failed, thread)
         if method is not None and method not in METHODS:
@@ -92,8 +84,7 @@ class Panel:
             for label in ("Python", "Magic")
         )
         self._load = LoadForm()
-        view = self._view
-        code = widgets.VBox([controls.note("Select all and copy."), self._python, self._magic])
+        view, code = self._view, widgets.VBox([controls.note("Select all and copy."), self._python, self._magic])
         self._pages = pages.Pages(
             {
                 "Text": widgets.VBox([view.rejected, view.text]),
@@ -109,7 +100,7 @@ class Panel:
         row = widgets.Layout(flex_flow="row wrap", align_items="center")
         self.widget = widgets.VBox(
             [
-                widgets.HTML(_STYLE + f'<span class="{_LIVE}"></span>'),
+                widgets.HTML(_STYLE + f'<span class="{saved.LIVE}"></span>'),
                 self._form.box,
                 widgets.HBox([self._run, self._stop, view.bar, view.status], layout=row),
                 view.error,
@@ -257,13 +248,13 @@ class Panel:
         self._view.progress(1, found.verdict if found.rows else "stopped")
         if found.rows:
             self.comparison = found
-            self._save(self._compare.output.value, str(found))
+            self._saved.update(self._compare.output.value, str(found))
 
     def _keep(self, result: GenerationResult) -> None:
         self.session.keep(result)  # the session tells all panels to show it
         if self._shell is not None:
             self._shell.user_ns[LAST] = result
-        self._save(result_view(result), marked_text(result))
+        self._saved.update(result_view(result), marked_text(result))
         self._code()
 
     # ---- showing
@@ -313,18 +304,10 @@ class Panel:
             self._view.plots.value = plots_html(result)
             self._drawn = result
 
-    def _save(self, html: str, text: str) -> None:
-        """Store static HTML in the notebook, below the panel."""
-        if self._saved is not None:
-            self._saved.update({"text/html": f'<div class="specnb-saved">{html}</div>', "text/plain": text}, raw=True)
-
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         text = f"{_CLOSED}\n{marked_text(self.result)}" if self.result is not None else _CLOSED
         if getattr(self._shell, "kernel", None) is not None:
-            if self._saved is None:
-                self._saved = DisplayHandle()
-            shown = result_view(self.result) if self.result is not None else ""
-            self._saved.display({"text/html": f'<div class="specnb-saved">{shown}</div>', "text/plain": text}, raw=True)
+            self._saved.display(result_view(self.result) if self.result is not None else "", text)
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
         return {
             "application/vnd.jupyter.widget-view+json": view,
