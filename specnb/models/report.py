@@ -97,20 +97,20 @@ def load_report(name: str) -> Iterator[LoadReport]:
     """
     logger = logging.getLogger(_LOGGER)
     own = logger.level
-    held = LoadReport(logger.getEffectiveLevel())
-    logger.addFilter(held)
+    report = LoadReport(logger.getEffectiveLevel())
+    logger.addFilter(report)
     # below WARNING: at WARNING itself, transformers also logs messages about tensor parallelism
     logger.setLevel(min(logging.WARNING - 1, logger.getEffectiveLevel()))
     try:
-        yield held
+        yield report
     except RuntimeError as error:
-        if (told := held.failed(name)) is None:
+        if (failed := report.failed(name)) is None:
             raise
-        raise told from error
+        raise failed from error
     finally:
-        held.release()
+        report.release()
         logger.setLevel(own)
-        logger.removeFilter(held)
+        logger.removeFilter(report)
 
 
 def mismatch_error(name: str, wrong: Sequence[str]) -> LoadError:

@@ -58,7 +58,7 @@ class SpecMagics(Magics):
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell=shell)
-        self.session = Session.of(shell)
+        self.session = Session.for_shell(shell)
         # The running cell as typed, followed by the cells that it runs itself (%%capture does)
         self._cells: list[str] = []
 
@@ -212,7 +212,7 @@ class SpecMagics(Magics):
         self._keep(result, view, output)
 
     def _keep(self, result: Any, view: View | None, output: str | None) -> None:
-        self.session.keep(result)
+        self.session.set_result(result)
         for name in (LAST, output):
             if name:
                 self.shell.user_ns[name] = result

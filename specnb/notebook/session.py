@@ -32,7 +32,7 @@ class Session:
     listeners: list[Callable[[], object]] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
-    def of(cls, shell: Any) -> Session:
+    def for_shell(cls, shell: Any) -> Session:
         """The session of a shell; creates one if there is none."""
         session: Session | None = getattr(shell, _ATTRIBUTE, None)
         if session is None:
@@ -68,14 +68,14 @@ class Session:
                     self._changed()
                 raise
             self._given[name] = options
-        self.use(name)
+        self.set_current(name)
         return self.pairs[name]
 
     def add(self, pair: Any) -> str:
         """Add a pair that was not loaded here and make it the current one. Returns its name in the session."""
         for name, known in self.pairs.items():
             if known is pair:
-                self.use(name)
+                self.set_current(name)
                 return name
         stem = name = pair.name or "pair"
         number = 1
@@ -83,15 +83,15 @@ class Session:
             number += 1
             name = f"{stem} ({number})"
         self.pairs[name] = pair
-        self.use(name)
+        self.set_current(name)
         return name
 
-    def use(self, name: str) -> None:
+    def set_current(self, name: str) -> None:
         """Make a loaded model the current one."""
         self.current = name
         self._changed()
 
-    def keep(self, result: Any) -> None:
+    def set_result(self, result: Any) -> None:
         """Remember the last result."""
         self.last = result
         self._changed()

@@ -209,7 +209,7 @@ class Form:
         if self._silent or change["new"] is None:
             return
         if self.session.current != change["new"]:
-            self.session.use(change["new"])  # which calls refresh()
+            self.session.set_current(change["new"])  # which calls refresh()
         self._refresh_pair()
 
     def _method_chosen(self, change: Any = None) -> None:

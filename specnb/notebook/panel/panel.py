@@ -51,7 +51,7 @@ class Panel:
         self, pair: Any = None, *, session: Session | None = None, method: str | None = None, thread: bool = True
     ) -> None:
         self._shell = shell = get_ipython()
-        self.session = session if session is not None else Session() if shell is None else Session.of(shell)
+        self.session = session if session is not None else Session() if shell is None else Session.for_shell(shell)
         if pair is not None:
             self.session.add(pair)
         self.results: list[GenerationResult] = []
@@ -251,7 +251,7 @@ class Panel:
             self._saved.update(self._compare.output.value, str(found))
 
     def _keep(self, result: GenerationResult) -> None:
-        self.session.keep(result)  # the session tells all panels to show it
+        self.session.set_result(result)  # the session tells all panels to show it
         if self._shell is not None:
             self._shell.user_ns[LAST] = result
         self._saved.update(result_view(result), marked_text(result))
