@@ -39,6 +39,7 @@ class LoadReport(logging.Filter):
         self._judged = False
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Hold back the loading report; other records pass as they did before."""
         held = "LOAD REPORT" in record.getMessage() and not self._judged
         if held:
             self._held.append(record)

@@ -41,7 +41,7 @@ class Session:
         return session
 
     def load(self, name: str, **options: Any) -> Any:
-        """Load a pair and make it the current one. If it is already loaded with the same options, only the latter.
+        """Load a pair, unless it is already loaded with the same options, and make it the current one.
 
         After an error the session is as it was before.
 

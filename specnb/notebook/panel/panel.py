@@ -270,7 +270,7 @@ class Panel:
         self._view.fail(error)
 
     def _refresh(self) -> None:
-        """Show what the session has now: models, and a result that came from here, a magic or another panel."""
+        """Show the models and the last result of the session, which may come from a magic or another panel."""
         self._form.refresh()
         self._compare.refresh()
         last = self.session.last
