@@ -18,9 +18,9 @@ from specnb.views.text import marked_text, speed_text
 DEFAULT_MODEL, DRAFT = embedded.DEFAULT
 REAL_MODEL = "smollm2-135m-q4"
 TINY_PROMPT = """Tell this story with a sheep instead of a turtle: There was once a slow turtle called Paula. Paula \
-lived at the beach and liked to eat leaves. Paula hid a torn map behind a door, so that nobody could take it. It was a cold \
-winter day. But a kind duck had seen it. "Your map is safe with me," said the duck. Paula was glad, and together they \
-followed the map to the river."""
+lived at the beach and liked to eat leaves. Paula hid a torn map behind a door, so that nobody could take it. It was a \
+cold winter day. But a kind duck had seen it. "Your map is safe with me," said the duck. Paula was glad, and together \
+they followed the map to the river."""
 PROMPT = """Copy this text:
 
 The old fisherman rowed out to the lighthouse every morning before sunrise. The keeper of the lighthouse gave the old \

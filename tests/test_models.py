@@ -408,7 +408,7 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     assert cache.cache_folder() == Path.home() / ".cache" / "specnb"
 
 
-def test_made_once_is_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_create_once_is_whole_or_not_at_all(tmp_path: Path) -> None:
     final = tmp_path / "deep" / "thing"
 
     def fail(folder: Path) -> None:

@@ -18,9 +18,9 @@ from IPython.core.error import UsageError
 import specnb
 from specnb.notebook.arguments import specgen_parser
 from specnb.notebook.availability import available_methods
+from specnb.notebook.panel import Panel
 from specnb.notebook.panel.code import Request, magic_code, python_code
 from specnb.notebook.panel.controls import Control
-from specnb.notebook.panel.panel import Panel
 from specnb.notebook.panel.view import step_html
 from specnb.notebook.session import Session
 from specnb.notebook.values import parse_values
@@ -316,7 +316,9 @@ def test_step_details(panel: Panel) -> None:
     assert f"{step.accepted} of {len(step.drafted)} drafted tokens accepted" in html and " ms verifying" in html
     for chance in (*step.draft_probabilities, *step.target_probabilities):
         assert f"{chance:.4f}" in html
-    panel.session.keep(specnb.generate(panel._form.pair, "the quick", max_new_tokens=SHORT))  # nothing was recorded
+    panel.session.set_result(
+        specnb.generate(panel._form.pair, "the quick", max_new_tokens=SHORT)
+    )  # nothing was recorded
     panel._view.step.value = 2
     assert "0." not in table_of(panel._view.details.value)
 
@@ -450,7 +452,7 @@ def test_WID_02_a_background_run_prints_nowhere(tmp_path: Path, monkeypatch: pyt
 
 def test_specpanel_magic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with shell(tmp_path, monkeypatch) as ip:
-        session = Session.of(ip)
+        session = Session.for_shell(ip)
         session.add(make_pair("one"))
         session.add(make_pair("two"))
         panel = ip.run_line_magic("specpanel", "one")

@@ -1,4 +1,4 @@
-"""Loading a target and its draft model by name, and checking that they fit."""
+"""Loads a target and its draft model by name, and checks that they fit each other."""
 
 from specnb.models.errors import LoadError
 from specnb.models.load import load

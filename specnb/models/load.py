@@ -1,4 +1,4 @@
-"""Models by name: hub ids, local folders, GGUF files and registered names, alone or as a pair."""
+"""`load`: a target, alone or with a draft model, from a hub id, a folder, a GGUF file or a registered name."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from specnb.text import text_tokenizer
 
 SOURCES = ("hub", "package", "local")
 ASSISTANT = "assistant"
-"""The subfolder in which `save_pair` puts the draft model."""
+"""The subfolder in which `save_pair` stores the draft model."""
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 _DEVICE_MAP_POLICIES = ("auto", "balanced", "balanced_low_0", "sequential")
-"""What accelerate distributes by itself."""
+"""Values of `device_map` with which accelerate distributes the model."""
 _ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
 
@@ -42,32 +42,34 @@ def load(
     pack: bool | None = None,
     cuda_graphs: bool = False,
 ) -> Pair:
-    """Load a target, and a draft model if `assistant` is given, ready to generate (eval mode), and check that they fit.
+    """Load a target and, if given, a draft model, both in eval mode, and check that they fit each other.
 
-    `name_or_path` is a registered name (`tiny-llama`, `smollm2-135m`), a hub id, a folder in transformers' format,
-    or a `.gguf` file. `assistant` is the same for the draft model, or a number N: the target's own first N layers,
-    sharing its weights (`truncate`).
+    A folder that `save_pair` wrote also has the draft model. The MTP layers of a checkpoint are read at once, so that
+    later calls need neither disk nor network. GGUF files, alone or in a package, are converted on first use and kept in
+    the cache folder ($SPECNB_CACHE, else specnb in $XDG_CACHE_HOME or ~/.cache). Code that comes with a checkpoint is
+    never run. Checkpoints with tensors that are missing, superfluous or of another size are refused.
 
-    `dtype` is transformers': "auto" is the format in which the weights are stored (float32 for GGUF). `device_map` is
-    accelerate's ("auto", "cuda", "cpu", a dict); None is the CPU.
+    Args:
+        name_or_path: the target: a registered name (`tiny-llama`, `smollm2-135m`), a hub id, a folder in transformers'
+            format, or a `.gguf` file.
+        assistant: the draft model, given in the same way, or a number N for the target's own first N layers, which
+            share its weights (`truncate`).
+        dtype: as in transformers; "auto" is the format in which the weights are stored (float32 for GGUF).
+        device_map: as in accelerate ("auto", "cuda", "cpu", a dict); None is the CPU.
+        source: where the target comes from: "hub", "package" (a registered name whose weights are in a Python package)
+            or "local" (a folder or file). None decides: a registered name first, then a path that exists or is written
+            as one, else the hub. The source of the draft model is always decided.
+        pack: store the weights a second time in the layout of the processor's fast kernels (`specnb.pack`; CPU and
+            float32 only). Verifying several tokens becomes much cheaper; the weights take twice the memory. None does
+            so if that takes at most a quarter of the free memory. `specnb.unpack(pair.target)` undoes it.
+        cuda_graphs: run small blocks as CUDA graphs (`specnb.cuda_graphs`); each model must be on one CUDA device.
 
-    `source` says where the target comes from: "hub", "package" (a registered name whose weights come inside a Python
-    package) or "local" (a folder or file). None decides: a registered name first, then what exists as a path or is
-    written as one, else the hub. The draft model's source is always decided.
+    Returns:
+        The pair. Its card describes the weights.
 
-    `pack` lays the weights out once more for the processor's fast kernels (`specnb.pack`; CPU and float32 only), which makes
-    verifying several tokens much cheaper and takes as much memory again; None does so where that is at most a quarter of
-    the free memory. The card says so, and `specnb.unpack(pair.target)` undoes it.
-
-    `cuda_graphs` has small blocks run as CUDA graphs (`specnb.cuda_graphs`; the whole of each model on a CUDA device).
-
-    A folder that `save_pair` wrote brings its draft model, and MTP layers of a checkpoint are read at once: later calls need neither
-    disk nor network. GGUF files, alone or in a package, are converted on first use and kept in the cache folder ($SPECNB_CACHE, else
-    specnb in $XDG_CACHE_HOME or ~/.cache). No code of a checkpoint's own is run, and no weights are made up: tensors
-    that are missing, left over or of another size are refused.
-
-    Raises LoadError, an OSError, in one line with what to do, if something cannot be loaded, and ValueError for a pair
-    that cannot work.
+    Raises:
+        LoadError: something cannot be loaded. This is an OSError whose message says what to do.
+        ValueError: an argument is not valid, or the two models do not fit each other.
     """
     if not isinstance(name_or_path, str | os.PathLike):
         raise ValueError(f"the model must be a name or a path, not {_describe_value(name_or_path)}.")
@@ -83,7 +85,7 @@ def load(
     dtype = _dtype(dtype)
     origin = _locate(os.fspath(name_or_path), source)
     if assistant is None and origin.local and (Path(origin.place) / ASSISTANT / "config.json").exists():
-        assistant = Path(origin.place) / ASSISTANT  # as save_pair left it
+        assistant = Path(origin.place) / ASSISTANT  # as save_pair stores it
     with LOADING:
         target, tokenizer = _load(origin, dtype, device_map)
         _load_mtp_layers(target)
@@ -96,7 +98,7 @@ def load(
             pair.assistant, pair.assistant_tokenizer = _load(draft, dtype, device_map, tokenizer_optional=True)
         pair.card += f"\nDraft: {draft.card}"
     check_pair(pair.target, pair.tokenizer, pair.assistant, pair.assistant_tokenizer)
-    from specnb.runtime import cuda_graphs as graphs  # these need torch
+    from specnb.runtime import cuda_graphs as graphs  # imported here, since it imports torch
     from specnb.runtime import prepacked_linear
 
     for model in (pair.target, pair.assistant):
@@ -105,17 +107,18 @@ def load(
         if model is not None and (prepacked_linear.fits(model) if pack is None else pack):
             prepacked_linear.pack(model)
     if prepacked_linear.view(target) is not target:
-        pair.card += f"\nWeights packed for this processor: {prepacked_linear.packed_bytes(target) / 1e6:,.0f} MB more memory (pack=False: none)."
+        packed = prepacked_linear.packed_bytes(target) / 1e6
+        pair.card += f"\nWeights packed for this processor: {packed:,.0f} MB more memory (pack=False: none)."
     return pair
 
 
 def _describe_value(value: Any) -> str:
-    """A value in a message: itself where that is short, else what it is."""
+    """A value in a message: the value if it is short, else its type."""
     return repr(value) if value is None or isinstance(value, bool | int | float) else f"a {type(value).__name__}"
 
 
 def _dtype(dtype: Any) -> Any:
-    """A dtype, or its name without a misprint."""
+    """Check a dtype, and replace short names."""
     named = _ALIASES.get(dtype, dtype) if isinstance(dtype, str) else dtype
     if isinstance(named, str) and named not in _DTYPES:
         raise ValueError(f"dtype={dtype!r} is not valid. Allowed: {', '.join(_DTYPES)}, or a torch.dtype.")
@@ -123,7 +126,7 @@ def _dtype(dtype: Any) -> Any:
 
 
 def _check_devices(device_map: Any) -> None:
-    """Raise ValueError for a device that is not there."""
+    """Raise ValueError for a device that does not exist."""
     import torch
 
     places = list(device_map.values()) if isinstance(device_map, Mapping) else [device_map]
@@ -137,15 +140,16 @@ def _check_devices(device_map: Any) -> None:
             )
         try:
             torch.empty(0, device=place)
-        except Exception as error:  # of every kind, from torch's lookup to the driver
+        except Exception as error:  # errors of many kinds, from torch or the driver
             raise ValueError(
-                f"device_map={device_map!r} cannot be used here: there is no device {place!r} ({textwrap.shorten(str(error), 80)}). Allowed: None or 'cpu', "
-                f"the name of a device that torch sees, {', '.join(_DEVICE_MAP_POLICIES)}, or a dict from module names to devices."
+                f"device_map={device_map!r} cannot be used here: there is no device {place!r} "
+                f"({textwrap.shorten(str(error), 80)}). Allowed: None or 'cpu', the name of a device that torch sees, "
+                f"{', '.join(_DEVICE_MAP_POLICIES)}, or a dict from module names to devices."
             ) from error
 
 
 def _load_mtp_layers(target: Any) -> None:
-    """Read the target's MTP layers now; where tensors are missing, the method says so when it is asked for."""
+    """Read the target's MTP layers, if it has any. Missing tensors only raise an error when the method is used."""
     from specnb.models.mtp import load_mtp, missing_tensors, num_mtp_layers
 
     count = num_mtp_layers(target)
@@ -157,7 +161,7 @@ def _load_mtp_layers(target: Any) -> None:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a model is read from: a hub id, or a folder (`local`)."""
+    """Where a model is read from. `place` is a hub id, or a folder if `local`."""
 
     name: str
     place: str
@@ -166,7 +170,7 @@ class _Source:
 
 
 def _locate(name: str, source: str | None) -> _Source:
-    """Find out what `name` stands for; convert a GGUF file on the way."""
+    """Find the model of that name. GGUF files are converted."""
     entry = REGISTERED.get(name)
     if source is None:
         source = entry.source if entry else "local" if _is_path(name) else "hub"
@@ -209,8 +213,8 @@ def _load(origin: _Source, dtype: Any, device_map: Any, tokenizer_optional: bool
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
     from transformers.utils.peft_utils import find_adapter_config_file
 
-    # Without a network the hub's client would try again for half a minute before looking into its cache. And where
-    # code of the checkpoint's own is needed, transformers would ask on the standard input whether to run it.
+    # Without a network, the hub's client would retry for half a minute before it looks into its cache. And without
+    # trust_remote_code=False, transformers would ask on standard input whether to run code of the checkpoint.
     options: dict[str, Any] = {"local_files_only": True} if origin.local or not _hub_reachable() else {}
     safe = {**options, "trust_remote_code": False}
     with load_errors(origin.name, from_hub=not origin.local):
@@ -219,7 +223,8 @@ def _load(origin: _Source, dtype: Any, device_map: Any, tokenizer_optional: bool
         config = AutoConfig.from_pretrained(origin.place, **safe)
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise LoadError(
-                f"{origin.name!r} is a {config.model_type} model, which transformers cannot run as a causal language model."
+                f"{origin.name!r} is a {config.model_type} model, which transformers cannot run as a causal language "
+                "model."
             )
         try:
             tokenizer = _tokenizer(origin.place, config, safe)
@@ -251,14 +256,14 @@ def _load(origin: _Source, dtype: Any, device_map: Any, tokenizer_optional: bool
 
 
 def _quantised(config: Any) -> str:
-    """The method with which a checkpoint is quantised, "" if it is not."""
+    """The quantisation method of a checkpoint; empty if it is not quantised."""
     found = getattr(config, "quantization_config", None) or {}
     method = found.get("quant_method") if isinstance(found, Mapping) else getattr(found, "quant_method", None)
     return str(getattr(method, "value", method) or "quantization_config") if found else ""
 
 
 def _tokenizer(place: str, config: Any, options: dict[str, Any]) -> Any:
-    """The processor of a multimodal checkpoint where its parts are installed, else the tokenizer."""
+    """The processor of a multimodal checkpoint if it can be loaded, else the tokenizer."""
     from transformers import AutoProcessor, AutoTokenizer
 
     if config.get_text_config() is not config:
@@ -267,12 +272,12 @@ def _tokenizer(place: str, config: Any, options: dict[str, Any]) -> Any:
             text_tokenizer(processor)
             return processor
         except (ImportError, OSError, ValueError, AttributeError):
-            pass  # text only: no image library here, or no processor in the checkpoint
+            pass  # text only: an image library or the processor is missing
     return AutoTokenizer.from_pretrained(place, **options)
 
 
 def _hub_reachable() -> bool:
-    """Whether the hub's address can be looked up. Behind a proxy it need not be, so then it counts as in sight."""
+    """Whether the host name of the hub can be resolved. With a proxy it need not be, so then the answer is True."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

@@ -1,4 +1,4 @@
-"""Tokenizers of mistral-common (transformers' `MistralCommonBackend`): what they lack, made from what they have."""
+"""Adapters for mistral-common tokenizers (transformers' `MistralCommonBackend`), which lack some methods."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from weakref import WeakKeyDictionary
 
 from specnb.text import BYTE, is_mistral_common, text_tokenizer
 
-_DUPLICATE_MARK = "\0"  # no byte is spelled so
+_DUPLICATE_MARK = "\0"  # does not occur in byte-level tokens
 _BYTE_VOCABS: WeakKeyDictionary[Any, dict[str, int]] = WeakKeyDictionary()
 
 
 def added_vocab(tokenizer: Any) -> dict[str, int]:
-    """The added and special tokens with their ids, as `get_added_vocab()` gives them."""
+    """The added and special tokens with their ids, as `get_added_vocab()` returns them."""
     if is_mistral_common(tokenizer):
         return dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
     return dict(tokenizer.get_added_vocab())
 
 
 def token_id(tokenizer: Any, token: str) -> int | None:
-    """The id of a token, None if the tokenizer does not know it."""
-    if is_mistral_common(tokenizer):  # its own look-up warns of unknown tokens
+    """The id of a token; None if the tokenizer does not know it."""
+    if is_mistral_common(tokenizer):  # its own lookup logs a warning for unknown tokens
         known: int | None = added_vocab(tokenizer).get(token, tokenizer.get_vocab().get(token))
         return known
     found = tokenizer.convert_tokens_to_ids(token)
@@ -30,14 +30,24 @@ def token_id(tokenizer: Any, token: str) -> int | None:
 
 
 def token_strings(tokenizer: Any, ids: list[int], decoded: bool) -> list[str]:
-    """The tokens of some ids as the vocabulary writes them; `decoded`: as they read, for comparison across backends."""
+    """The tokens of some ids, as the vocabulary writes them.
+
+    Args:
+        tokenizer: the tokenizer.
+        ids: ids of tokens.
+        decoded: decode each token instead, for comparison with another kind of tokenizer.
+    """
     if decoded:
         return [tokenizer.decode([i], skip_special_tokens=True) for i in ids]
     return list(tokenizer.convert_ids_to_tokens(ids))
 
 
 def for_stop_strings(tokenizer: Any) -> Any:
-    """A tokenizer (or processor) as transformers' `StopStringCriteria` can read it."""
+    """A form of a tokenizer or processor that transformers' `StopStringCriteria` can use.
+
+    Raises:
+        ValueError: the tokenizer lacks methods that are needed.
+    """
     inner = text_tokenizer(tokenizer)
     if is_mistral_common(inner):
         return _ByteLevel(inner)
@@ -46,7 +56,16 @@ def for_stop_strings(tokenizer: Any) -> Any:
 
 
 def require_methods(tokenizer: Any, what: str, *names: str) -> None:
-    """Raise ValueError if the tokenizer, not one of transformers' own, lacks what `what` takes."""
+    """Check that a tokenizer has the attributes that a feature needs.
+
+    Args:
+        tokenizer: the tokenizer.
+        what: the feature, for the message.
+        names: the attributes.
+
+    Raises:
+        ValueError: an attribute is missing.
+    """
     missing = [name for name in names if not hasattr(tokenizer, name)]
     if missing:
         raise ValueError(
@@ -56,7 +75,7 @@ def require_methods(tokenizer: Any, what: str, *names: str) -> None:
 
 
 class _ByteLevel:
-    """The vocabulary as that of a byte-level tokenizer: every token by its bytes, whole characters or not."""
+    """Presents a mistral-common tokenizer as a byte-level one, for `StopStringCriteria`."""
 
     def __init__(self, tokenizer: Any) -> None:
         from tokenizers import decoders
@@ -81,7 +100,7 @@ class _ByteLevel:
 
 
 def _byte_vocab(tokenizer: Any) -> dict[str, int]:
-    """Token to id, spelled by bytes as in GPT-2's vocabulary; of those that read the same, later ones have a mark."""
+    """The vocabulary in GPT-2's byte-level spelling, token to id. A token with known bytes gets a mark and its id."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     spell = bytes_to_unicode()

@@ -1,4 +1,4 @@
-"""A target with its draft model, and the check that the two fit."""
+"""A target with its draft model, and the check that the two fit each other."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ PROBES = (
     "def add(a, b):\n    return a + b  # sum\n\n\tif x != None and y[0] == '\\n': print(f\"{x:>8}\")\r\n",
     "  two  blanks   three    four, 2024-01-31 00:00 1234567890 0x7f 1e-9\n\n\n end ",
 )
-"""Texts on which tokenizers with different rules or merges give different ids."""
+"""Texts for which tokenizers with different rules or merges are likely to give different ids."""
 
 _SPECIAL = ("bos", "eos", "pad", "unk")
-_NUM_SAMPLED_IDS = 1024
+_NUM_SAMPLED_IDS = 1024  # ids whose tokens are compared
 
 
 @dataclass(frozen=True)
 class PairCheck:
-    """What `check_pair` found: whether the two tokenizers are the same, and where they differ if they do not.
+    """What `check_pair` found.
 
-    `tokenizers` is "same", "different", or "unknown" when there is no draft model or a tokenizer was not given.
+    Attributes:
+        tokenizers: whether the tokenizers of target and draft model do the same; "unknown" without a draft model or
+            without both tokenizers.
+        difference: where they differ, in words.
     """
 
     tokenizers: Literal["same", "different", "unknown"]
@@ -39,9 +42,15 @@ class PairCheck:
 
 @dataclass
 class Pair:
-    """A target, its tokenizer (or processor) and, if there is one, the draft model with its tokenizer.
+    """A target with its tokenizer and, if there is one, a draft model with its tokenizer.
 
-    `card` says in a few lines what the weights are and under which licence.
+    Attributes:
+        target: the model whose distribution is followed.
+        tokenizer: the target's tokenizer or processor.
+        assistant: the draft model.
+        assistant_tokenizer: the draft model's tokenizer or processor.
+        name: the name that was loaded.
+        card: a few lines that say what the weights are, and their licence.
     """
 
     target: PreTrainedModel
@@ -52,7 +61,7 @@ class Pair:
     card: str = ""
 
     def describe(self) -> str:
-        """A few lines: both models with class, layers, parameters, number format and device, then the card."""
+        """A few lines: class, layers, parameters, dtype and device of both models, then the card."""
         lines = [f"{self.name or 'target'}: {_summary(self.target)}"]
         if self.assistant is not None:
             shared = {p.untyped_storage().data_ptr() for p in self.target.parameters()}
@@ -73,18 +82,29 @@ def _summary(model: PreTrainedModel) -> str:
 
 
 def check_pair(target: Any, tokenizer: Any = None, assistant: Any = None, assistant_tokenizer: Any = None) -> PairCheck:
-    """Check, before anything runs, that `assistant` can draft for `target`; ValueError with the reason if it cannot.
+    """Check that a draft model can draft for a target. The models are not run.
 
-    Tokenizers are compared by what they do (`tokenizer_difference`), never by size: padded embeddings are fine, and equal sizes
-    prove nothing; where they differ, universal decoding is the method. Without both tokenizers there is nothing to compare and the pair is taken as given. Tokenizers may be
-    processors. The models are not run.
+    Tokenizers are compared by what they do (`tokenizer_difference`), not by size: padded embeddings are fine, and equal
+    sizes prove nothing. Pairs whose tokenizers differ use universal decoding.
+
+    Args:
+        target: the target.
+        tokenizer: the target's tokenizer or processor.
+        assistant: the draft model.
+        assistant_tokenizer: the draft model's tokenizer or processor.
+
+    Returns:
+        How the tokenizers compare.
+
+    Raises:
+        ValueError: the draft model cannot draft for the target.
     """
     from specnb.models.gemma4 import check_assistant, is_gemma4_assistant
 
     if is_gemma4_assistant(target):
         raise ValueError(
-            f"{type(target).__name__} is a drafter that reads a Gemma 4 model's keys and values; it cannot generate alone. Load the Gemma 4 "
-            "model as the target, with this as its assistant."
+            f"{type(target).__name__} is a drafter that reads a Gemma 4 model's keys and values; it cannot generate "
+            "alone. Load the Gemma 4 model as the target, with this as its assistant."
         )
     _check_weights_present(target, "the target")
     if assistant is None:
@@ -99,8 +119,8 @@ def check_pair(target: Any, tokenizer: Any = None, assistant: Any = None, assist
         check_assistant(target, assistant)
     if assistant.get_output_embeddings() is None:
         raise ValueError(
-            f"the draft model ({type(assistant).__name__}) has no language-model head, so it cannot propose tokens: load "
-            "it with AutoModelForCausalLM."
+            f"the draft model ({type(assistant).__name__}) has no language-model head, so it cannot propose tokens: "
+            "load it with AutoModelForCausalLM."
         )
     if tokenizer is None or assistant_tokenizer is None:
         return PairCheck("unknown")
@@ -109,11 +129,18 @@ def check_pair(target: Any, tokenizer: Any = None, assistant: Any = None, assist
 
 
 def tokenizer_difference(tokenizer: Any, other: Any) -> str | None:
-    """Where two tokenizers (or processors) differ in what they do, in words; None if they do the same.
+    """Where two tokenizers differ in what they do.
 
-    Compared are the ids of the probe texts, the ids of the special tokens, and the spelling of tokens spread over the
-    vocabulary. Not compared are the size, what is put in front of a text (a draft is given ids, not text), and added
-    tokens that only one of the two knows, as long as it is not the token that begins or ends a text.
+    Compared are the ids of `PROBES`, the ids of special tokens, and the spelling of tokens spread over the vocabulary.
+    Not compared are the size, special tokens in front of a text (a draft model is given ids, not text), and added
+    tokens that only one of the two knows, except bos and eos.
+
+    Args:
+        tokenizer: the target's tokenizer or processor.
+        other: the draft model's.
+
+    Returns:
+        The first difference, in words; None if there is none.
     """
     one, two = text_tokenizer(tokenizer), text_tokenizer(other)
     if one is two:
@@ -134,7 +161,7 @@ _COMPARED: WeakKeyDictionary[Any, WeakKeyDictionary[Any, tuple[Any, str | None]]
 
 
 def _fingerprint(tokenizer: Any) -> tuple[Any, ...]:
-    """Changes when tokens are added or special ones appointed."""
+    """A value that changes when tokens are added or special tokens change."""
     roles = tuple(
         (getattr(tokenizer, f"{role}_token", None), getattr(tokenizer, f"{role}_token_id", None)) for role in _SPECIAL
     )
@@ -158,11 +185,12 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def _special_differences(one: Any, two: Any) -> Iterator[str]:
-    """Added and special tokens that both know under different ids, or a bos or eos that one does not know."""
+    """Added and special tokens with different ids, and bos or eos tokens that only one tokenizer knows."""
     known, theirs = added_vocab(one), added_vocab(two)
     for token in sorted(known.keys() & theirs.keys()):
         if known[token] != theirs[token]:
-            yield f"the special token {token!r} has id {known[token]} with the target's and {theirs[token]} with the draft's"
+            ids = f"id {known[token]} with the target's and {theirs[token]} with the draft's"
+            yield f"the special token {token!r} has {ids}"
     for role in _SPECIAL:
         for owner, peer, whose, others in ((one, two, "target's", "draft's"), (two, one, "draft's", "target's")):
             own: str | None = getattr(owner, f"{role}_token", None)
@@ -177,11 +205,11 @@ def _special_differences(one: Any, two: Any) -> Iterator[str]:
 
 
 def _spelling_difference(one: Any, two: Any) -> str | None:
-    """The first of some ids, spread over the common range, that stands for other tokens in the two."""
+    """The first id, of ids spread over the vocabulary, that stands for different tokens."""
     added = set(added_vocab(one).values()) | set(added_vocab(two).values())
     top = min(one.vocab_size, two.vocab_size)
     ids = [i for i in range(0, top, max(1, top // _NUM_SAMPLED_IDS)) if i not in added]
-    decoded = is_mistral_common(one) != is_mistral_common(two)  # these two spell tokens each in its own way
+    decoded = is_mistral_common(one) != is_mistral_common(two)  # the two kinds spell tokens differently
     for i, token, their_token in zip(
         ids, token_strings(one, ids, decoded), token_strings(two, ids, decoded), strict=True
     ):
@@ -195,14 +223,14 @@ def _excerpt(text: str, length: int = 40) -> str:
 
 
 def _window(ids: list[int], at: int, width: int = 6) -> str:
-    """A few ids around position `at`, cut marks included."""
+    """A few ids around position `at`, with dots where others are left out."""
     start = max(0, at - 1)
     shown = ", ".join(map(str, ids[start : start + width]))
     return f"[{'..., ' if start else ''}{shown}{', ...' if start + width < len(ids) else ''}]"
 
 
 def _check_weights_present(model: Any, who: str) -> None:
-    """Raise if weights have no data and no hook of accelerate's will bring it."""
+    """Raise ValueError if parameters are on the meta device and no hook of accelerate loads them."""
     if not any(parameter.is_meta for parameter in model.parameters()):
         return
     modules = dict(model.named_modules())
@@ -213,6 +241,6 @@ def _check_weights_present(model: Any, who: str) -> None:
         owners = (modules[".".join(parts[:depth])] for depth in range(len(parts), -1, -1))
         if not any(compat.hook_of(owner) is not None for owner in owners):
             raise ValueError(
-                f"{who} ({type(model).__name__}) has no real weights: {name} is on the meta device and nothing will load "
-                "it. Load the model with from_pretrained() (device_map= offloads what does not fit)."
+                f"{who} ({type(model).__name__}) has no real weights: {name} is on the meta device and nothing will "
+                "load it. Load the model with from_pretrained() (device_map= offloads what does not fit)."
             )

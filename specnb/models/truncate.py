@@ -1,4 +1,4 @@
-"""A draft model out of the target itself: its first layers, final norm and head, with the target's own weights."""
+"""`truncate`: a draft model made of the target's first layers, final norm and head, sharing its weights."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ if TYPE_CHECKING:
 
 
 def truncate(model: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """A separate model made of the first `layers` layers of `model`, sharing its weights.
+    """Make a draft model of the first layers of a model.
 
-    The result has its own modules, config and generation config, so nothing done with it reaches `model`; its parameters
-    *are* those of `model` (no memory is spent on weights). Works for decoder-only models whose class can be built from
-    its config. Raises ValueError for `layers` outside 1..n-1 and for models that cannot be cut, saying why.
+    The draft model has modules, config and generation config of its own, so nothing done with it changes `model`. Its
+    parameters are those of `model`, so they take no extra memory.
+
+    Args:
+        model: a decoder-only model that can be built from its config.
+        layers: number of layers of the draft model, from 1 to the model's layers - 1.
+
+    Returns:
+        The draft model, in eval mode.
+
+    Raises:
+        ValueError: the number of layers is not valid, or the model cannot be truncated. The message says why.
     """
     import torch
 
@@ -23,7 +32,8 @@ def truncate(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     total = model.config.get_text_config(decoder=True).num_hidden_layers
     if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers < total:
         raise ValueError(
-            f"a draft of {layers!r} layers cannot be made: this model has {total} layers, so the draft can have 1 to {total - 1}."
+            f"a draft of {layers!r} layers cannot be made: this model has {total} layers, so the draft can have 1 to "
+            f"{total - 1}."
         )
     config = _truncated_config(model.config, layers)
     try:
@@ -31,7 +41,8 @@ def truncate(model: PreTrainedModel, layers: int) -> PreTrainedModel:
             draft: PreTrainedModel = type(model)(config)
     except Exception as error:
         raise ValueError(
-            f"{type(model).__name__} cannot be built with {layers} of its {total} layers, so it cannot be truncated: {error}"
+            f"{type(model).__name__} cannot be built with {layers} of its {total} layers, so it cannot be truncated: "
+            f"{error}"
         ) from error
     _check_depth(model, draft, layers)
     sources = dict(model.named_modules())
@@ -42,7 +53,7 @@ def truncate(model: PreTrainedModel, layers: int) -> PreTrainedModel:
 
 
 def _check_supported(model: PreTrainedModel) -> None:
-    """Raise for models whose layers cannot be cut off, before anything is built."""
+    """Raise ValueError for models that cannot be truncated."""
     kind = type(model).__name__
     if getattr(model, "config", None) is None or not hasattr(model.config, "get_text_config"):
         raise ValueError(f"{kind} is not a transformers model, so it cannot be truncated.")
@@ -60,9 +71,9 @@ def _check_supported(model: PreTrainedModel) -> None:
 
 
 def _truncated_config(config: Any, layers: int) -> Any:
-    """A copy of `config` for the first `layers` layers, per-layer settings included.
+    """A copy of `config` for the first `layers` layers, with the per-layer settings cut to the same length.
 
-    The copy is edited, not rebuilt: a config built anew may decide by itself on the kind of the (new) last layer.
+    The copy is edited and not built anew, since a new config might choose another kind of layer for its last one.
     """
     config = copy.deepcopy(config)
     text = config.get_text_config(decoder=True)
@@ -73,16 +84,16 @@ def _truncated_config(config: Any, layers: int) -> Any:
     shared = getattr(text, "num_kv_shared_layers", None)
     if shared:  # the last layers reuse the keys and values of earlier ones
         text.num_kv_shared_layers = max(0, layers - (total - shared))
-    if getattr(text, "num_mtp_layers", None):  # these continue the whole model's hidden state
+    if getattr(text, "num_mtp_layers", None):  # MTP layers need the hidden state after all layers
         text.num_mtp_layers = 0
     text.num_hidden_layers = layers
-    if vars(text).get("decoder_layers") == total:  # BART's kin, whose num_hidden_layers are the encoder's
+    if vars(text).get("decoder_layers") == total:  # in BART-like models, num_hidden_layers is the encoder's
         text.decoder_layers = layers
     return config
 
 
 def _check_depth(model: PreTrainedModel, draft: PreTrainedModel, layers: int) -> None:
-    """Raise ValueError unless the draft was built with so many layers, where the model says which they are."""
+    """Raise ValueError if the draft has another number of layers. Models with unknown layers are not checked."""
     from specnb.runtime.module_view import layers_path
 
     try:
@@ -92,19 +103,21 @@ def _check_depth(model: PreTrainedModel, draft: PreTrainedModel, layers: int) ->
     built: Any = draft.get_submodule(path)
     if len(built) != layers:
         raise ValueError(
-            f"{type(model).__name__} cannot be truncated: with {layers} layers in its config it is built with {len(built)}."
+            f"{type(model).__name__} cannot be truncated: with {layers} layers in its config it is built with "
+            f"{len(built)}."
         )
 
 
 def _share_weights(source: nn.Module | None, module: nn.Module, name: str, layers: int, total: int) -> None:
-    """Give `module`, built without memory, the weights of `source`; small state of its own is copied."""
+    """Give a module on the meta device the weights of `source`. Non-persistent buffers and attributes are copied."""
     import torch
 
     if source is None or type(source) is not type(module):
         found = "nothing" if source is None else type(source).__name__
         raise ValueError(
             f"cannot truncate this model: where its class has {type(module).__name__} ({name or 'the model itself'}) "
-            f"it has {found}. Models whose layers were replaced after building (quantised, adapters) cannot be truncated."
+            f"it has {found}. Models whose layers were replaced after building (quantised, adapters) cannot be "
+            "truncated."
         )
     for key, parameter in module._parameters.items():
         if parameter is not None:
@@ -119,7 +132,7 @@ def _share_weights(source: nn.Module | None, module: nn.Module, name: str, layer
 
 
 def _slice_parameter(parameter: nn.Parameter, like: nn.Parameter, name: str, layers: int, total: int) -> nn.Parameter:
-    """The parameter itself, or a view of its first part where one dimension counts layers."""
+    """The parameter itself, or a view of its first part if one of its dimensions grows with the number of layers."""
     from torch import nn
 
     if parameter.shape == like.shape:
@@ -131,6 +144,7 @@ def _slice_parameter(parameter: nn.Parameter, like: nn.Parameter, name: str, lay
                 view = view.narrow(dim, 0, want)
     if view.shape != like.shape:
         raise ValueError(
-            f"cannot truncate this model: {name} is {list(parameter.shape)}, but {list(like.shape)} with {layers} layers."
+            f"cannot truncate this model: {name} is {list(parameter.shape)}, but {list(like.shape)} with {layers} "
+            "layers."
         )
     return nn.Parameter(view, requires_grad=parameter.requires_grad)

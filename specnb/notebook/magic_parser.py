@@ -1,4 +1,4 @@
-"""A magic's line: splitting, parsing and completing."""
+"""Splits, parses and completes the line of a magic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from IPython.core.error import UsageError
 from specnb.options import METHODS, OPTIONS, unknown
 
 _WORD = re.compile(
-    r"""'(?P<single>[^']*)'|"(?P<double>(?:\\["\\]|\\(?!["\\])|[^"\\])*)"|(?P<bare>[^\s'"]+)|(?P<blank>\s+)|(?P<open>['"])"""
+    r"""'(?P<single>[^']*)'|"(?P<double>(?:\\["\\]|\\(?!["\\])|[^"\\])*)"|(?P<bare>[^\s'"]+)"""
+    r"""|(?P<blank>\s+)|(?P<open>['"])"""
 )
 _ESCAPE = re.compile(r"\\([ntr\\])")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
@@ -21,9 +22,10 @@ _GUARD = "\0"
 
 
 def split_line(line: str) -> list[str]:
-    """Split as a POSIX shell does, except that a backslash outside of quotes stays (Windows paths).
+    """Split a line into words as a POSIX shell does. Backslashes outside quotes stay, for Windows paths.
 
-    Raises UsageError for a quote without its partner, saying where it is.
+    Raises:
+        UsageError: a quote is not closed. The message says where it is.
     """
     words: list[str] = []
     word: str | None = None
@@ -47,17 +49,22 @@ def split_line(line: str) -> list[str]:
 
 
 def unescape(text: str) -> str:
-    r"""`\n`, `\t`, `\r` and `\\` as the characters they stand for; other backslashes stay."""
+    r"""Replace `\n`, `\t`, `\r` and `\\` by the characters that they stand for; other backslashes stay."""
     return _ESCAPE.sub(lambda match: _ESCAPES[match[1]], text)
 
 
 def flag(option: str) -> str:
-    """An option's name on the line: `num_assistant_tokens` is `--num-assistant-tokens`."""
+    """The flag of an option: `--num-assistant-tokens` for `num_assistant_tokens`."""
     return "--" + option.replace("_", "-")
 
 
 class Parser(argparse.ArgumentParser):
-    """Arguments whose every error is one line of UsageError; nothing is abbreviated, only what was typed is in the result."""
+    """A parser whose errors are UsageErrors of one line. Flags cannot be abbreviated.
+
+    Args:
+        magic: the name of the magic with its percent signs.
+        description: the text above the options in the help.
+    """
 
     def __init__(self, magic: str, description: str) -> None:
         super().__init__(
@@ -72,21 +79,28 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def flags(self) -> list[str]:
-        """All options, as written on the line."""
+        """All flags, sorted."""
         return sorted(self._option_string_actions)
 
     def choices_of(self, name: str) -> list[str]:
-        """The values to offer after an option, if they are known."""
+        """The values to offer after a flag, if they are known."""
         if name == "--method":
             return list(METHODS)
         return [value for option in OPTIONS if flag(option.name) == name for value in option.choices]
 
     def read(self, line: str) -> dict[str, Any]:
-        """The options typed on the line, by name."""
+        """Parse a line.
+
+        Returns:
+            The arguments that were typed, by name. Defaults are not filled in.
+
+        Raises:
+            UsageError: the line is not valid.
+        """
         words = split_line(line)
         if {"-h", "--help"} & set(words):
             return {"help": True}
-        if self._get_positional_actions():  # among these, the value of a mistyped option would be taken for one
+        if self._get_positional_actions():  # argparse would take the value of a misspelled option for a positional
             self._refuse_unknown(word for word in words if word.startswith("--") and " " not in word and word != "--")
         known, extra = self.parse_known_args([_DASHES.sub(rf"\1{_GUARD}--", word) for word in words])
         self._refuse_unknown(word for word in extra if word.startswith("-") and word != "-")
@@ -106,7 +120,7 @@ class Parser(argparse.ArgumentParser):
                 raise UsageError(unknown("option", name, (f for f in self.flags if f.startswith("--"))))
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError instead of leaving the process."""
+        """Raise UsageError; argparse would end the process."""
         message = message.removeprefix("argument ")
         hint = (
             " (a value that begins with a dash is written --option=VALUE)" if "expected one argument" in message else ""
@@ -115,7 +129,17 @@ class Parser(argparse.ArgumentParser):
 
 
 def complete(parser: Parser, text_until_cursor: str, symbol: str, models: Iterable[str]) -> list[str]:
-    """Completions of a magic's line: options, or the values of the option before the cursor."""
+    """Complete the line of a magic: flags, or values of the flag before the cursor.
+
+    Args:
+        parser: the parser of the magic.
+        text_until_cursor: the line up to the cursor.
+        symbol: the word to complete, the end of `text_until_cursor`.
+        models: names of the loaded models.
+
+    Returns:
+        The possible words.
+    """
     if "\n" in text_until_cursor:
         return []
     before = text_until_cursor[: len(text_until_cursor) - len(symbol)] if symbol else text_until_cursor

@@ -1,4 +1,4 @@
-"""A panel's run as code: the Python and the `%%specgen` cell that do the same."""
+"""The code of a panel's run: Python, and a `%%specgen` cell, that do the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from specnb.notebook.magic_parser import flag
 
 @dataclass(frozen=True)
 class Request:
-    """What a press of Run asks for. `options` are arguments of `generate`: those that were set."""
+    """A run of the panel.
+
+    Attributes:
+        model: name of the pair in the session.
+        method: name of the method.
+        prompt: text of the prompt.
+        options: the options that were set, as arguments of `generate`.
+        chat: send the prompt as a chat message.
+        system: the system message of the chat.
+    """
 
     model: str
     method: str
@@ -22,12 +31,17 @@ class Request:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of `generate` beside the prompt."""
+        """The arguments of `generate`, without the prompt."""
         return {"method": self.method, **self.options}
 
 
 def python_code(request: Request, loaded: Mapping[str, Any] | None) -> str:
-    """Python that repeats the run. `loaded` is what the model was loaded with; None if it was made elsewhere."""
+    """Python code that repeats a run.
+
+    Args:
+        request: the run.
+        loaded: the options with which the pair was loaded; None if it was not loaded by the session.
+    """
     lines = ["import specnb"]
     if request.chat:
         lines.append("from specnb.text import prompt_inputs")
@@ -47,7 +61,7 @@ def python_code(request: Request, loaded: Mapping[str, Any] | None) -> str:
 
 
 def magic_code(request: Request) -> str:
-    """The `%%specgen` cell that repeats the run."""
+    """A `%%specgen` cell that repeats a run."""
     words = ["%%specgen", f"--model={_quoted(request.model)}", "--chat" if request.chat else "--no-chat"]
     if request.system is not None:
         words.append(f"--system={_quoted(request.system, escape=True)}")
@@ -61,7 +75,7 @@ def magic_code(request: Request) -> str:
 
 
 def _quoted(text: str, escape: bool = False) -> str:
-    """A word that `arguments.split_line` (and, with `escape`, `unescape`) reads back as `text`."""
+    """Quote a text so that `split_line` (with `escape`, also `unescape`) reads it back."""
     if escape:
         for character, sign in (("\\", "\\\\"), ("\n", "\\n"), ("\t", "\\t"), ("\r", "\\r")):
             text = text.replace(character, sign)

@@ -1,4 +1,4 @@
-"""The panel's comparison: which runs, and the form that asks for them."""
+"""The panel's page for comparisons."""
 
 from __future__ import annotations
 
@@ -11,20 +11,26 @@ import ipywidgets as widgets
 from specnb.notebook.panel.controls import labelled_widget, note, scrollable
 from specnb.notebook.panel.form import Form
 from specnb.notebook.values import parse_values
-from specnb.options import BY_NAME, METHODS, options_of
+from specnb.options import BENCH_REPEATS, BY_NAME, METHODS, options_of
 
 
 class CompareForm:
-    """Several methods, or several values of one option of the chosen method; plain decoding is always among them."""
+    """The form: compare several methods, or several values of one option of the chosen method.
+
+    Args:
+        form: the panel's inputs.
+    """
 
     def __init__(self, form: Form) -> None:
         self.form = form
         self.what = labelled_widget(widgets.Dropdown, "Compare", options=["methods", "values of one option"])
         self.methods = labelled_widget(widgets.SelectMultiple, "Methods (Ctrl or Shift: several)", options=[], rows=5)
         self.option = labelled_widget(widgets.Dropdown, "Option of the chosen method", options=[])
-        self.given = labelled_widget(widgets.Text, "Values", value="1-8", placeholder="1, 2, 4-8")
-        self.repeats = labelled_widget(widgets.IntSlider, "Repeats", value=3, min=1, max=10, continuous_update=False)
-        self.button = widgets.Button(description="Compare", icon="bar-chart", tooltip="Run all of them, in turns")
+        self.given = labelled_widget(widgets.Text, "Values", value=_VALUES, placeholder="1, 2, 4-8")
+        self.repeats = labelled_widget(
+            widgets.IntSlider, "Repeats", value=BENCH_REPEATS, min=1, max=10, continuous_update=False
+        )
+        self.button = widgets.Button(description="Compare", icon="bar-chart", tooltip="Run all of them, taking turns")
         self.output = widgets.HTML()
         self.box = widgets.VBox(
             [
@@ -43,7 +49,7 @@ class CompareForm:
         self.refresh()
 
     def refresh(self) -> None:
-        """Offer what the form's pair and method have."""
+        """Offer the methods and options of the chosen pair and method."""
         names = [name for name in self.form.available if name != "plain"]
         entries = [(METHODS[name].title, name) for name in names]
         if list(self.methods.options) != entries:
@@ -54,12 +60,16 @@ class CompareForm:
         if list(self.option.options) != own:
             before = self.option.value
             self.option.options = own
-            # ipywidgets 8 chooses none by itself
+            # ipywidgets 8 does not choose a value by itself
             self.option.value = before if before in own else next(iter(own), None)
         self._show()
 
     def runs(self) -> list[dict[str, Any]]:
-        """The runs as arguments of `generate`. Raises ValueError where there is nothing to compare."""
+        """The runs, as arguments of `generate`.
+
+        Raises:
+            ValueError: there is nothing to compare.
+        """
         if self.what.value == "methods":
             chosen = list(self.methods.value)
             if not chosen:
@@ -73,7 +83,7 @@ class CompareForm:
         return [{"method": method, **base, option.name: value} for value in parse_values(option, self.given.value)]
 
     def common(self) -> dict[str, Any]:
-        """The options that all runs share."""
+        """The options that all runs share, such as those of sampling."""
         own = self.form.drafting_controls(self.form.method.value).by_name
         return {name: value for name, value in self.form.values().items() if name not in own}
 
@@ -89,16 +99,15 @@ class CompareForm:
         elif option is not None and option.type is float:
             self.given.value = "0, 0.2, 0.4, 0.6, 0.8" if not option.low_open else "0.2, 0.4, 0.6, 0.8"
         else:
-            self.given.value = "1-8"
+            self.given.value = _VALUES
 
 
-_HOW_MEASURED = (
-    "The runs take turns and are repeated; each is warmed up first. A table and a picture say which is best."
-)
+_HOW_MEASURED = "The runs take turns and are repeated; each is warmed up first. A table and a plot show which is best."
+_VALUES = "1-8"  # suggested values of an int option
 
 
 def comparison_html(comparison: Any) -> str:
-    """A comparison's table and its picture."""
+    """The table and the plot of a comparison, as static HTML."""
     if not comparison.rows:
         return (
             '<div class="specnb"><small>Stopped before the first round was complete: nothing to compare.</small></div>'

@@ -1,4 +1,4 @@
-"""A widget for every option, built from `specnb.options` alone."""
+"""A widget for every option, built from `specnb.options`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,19 @@ _WIDE = {"width": "36rem", "max_width": "calc(100% - 4px)"}
 
 
 def labelled_widget(kind: Any, label: str, width: str = _LABEL, **traits: Any) -> Any:
-    """A widget whose label is as wide as its neighbours', and above it where there is little room (`STYLE`)."""
+    """Create a widget with a label in a column of its own; on narrow screens the label is above it (`STYLE`).
+
+    Args:
+        kind: the class of the widget.
+        label: the text of the label.
+        width: CSS width of the label.
+        traits: further arguments of the class.
+    """
     return kind(description=label, style={"description_width": width}, layout=widgets.Layout(**_WIDE), **traits)
 
 
 def note(text: str, indent: str = "0") -> Any:
-    """A line of small print, indented where there is room."""
+    """A line of small text, indented except on narrow screens."""
     return widgets.HTML(_small(text, indent))
 
 
@@ -39,16 +46,19 @@ def _small(text: str, indent: str) -> str:
 
 
 def scrollable(html: str) -> str:
-    """HTML that may be wider than the panel, such as a table, and then scrolls by itself."""
+    """HTML that scrolls if it is wider than the panel, such as a table."""
     return f'<div style="overflow-x:auto;contain:inline-size">{html}</div>'
 
 
 class Control:
-    """One option's widget with its help.
+    """The widget of one option, with its help.
 
-    `initial` is what holds when nothing is given: the model's own setting, or the option's default. None means that the
-    model decides; then a switch turns the option on. `value()` is None as long as nothing is to be given: what was set
-    counts as given, at the initial's value too, until `reset()`.
+    Args:
+        option: the option.
+        initial: the value that holds if the user sets nothing: the model's own setting, or the option's default. None
+            means that the model decides; such an option gets a checkbox that switches it on.
+        always: always pass the value to `generate`, even if the user did not set it.
+        high: largest value of the slider, instead of the option's own.
     """
 
     def __init__(self, option: Option, initial: Any, always: bool = False, high: float | None = None) -> None:
@@ -87,9 +97,10 @@ class Control:
             return labelled_widget(kind, option.name, value=initial or (0 if whole else 1.0))
         low, top = option.slider
         top = max(low, high) if high is not None else max(top, initial or top)
-        value = initial if initial is not None else min(max(_USUAL.get(option.name, low), low), top)
+        suggested = low if option.suggested is None else option.suggested
+        value = initial if initial is not None else min(max(suggested, low), top)
         kind = widgets.IntSlider if whole else widgets.FloatSlider
-        # a drag sends its last value only
+        # While the user drags, no values are sent
         more: dict[str, Any] = {
             "continuous_update": False,
             "step": 1 if whole else 0.05,
@@ -104,7 +115,7 @@ class Control:
         return f"{self.option.help} ({given}default: {_UNSET if self.initial is None else self.initial})"
 
     def _mark_set(self, change: Any = None) -> None:
-        """From now on the value counts as given, whatever it is."""
+        """The value counts as set by the user, even if it equals the initial value, until `reset`."""
         self._given = not self._resetting
         self._note.value = _small(self._help(), _INDENT)
 
@@ -112,7 +123,11 @@ class Control:
         return (self._switch.value if self._switch is not None else None), self._widget.value
 
     def value(self) -> Any:
-        """What to give for the option, checked; None for nothing. Raises ValueError where it is not allowed."""
+        """The value to pass to `generate`; None if the option should not be passed.
+
+        Raises:
+            ValueError: the value is not valid.
+        """
         if self._switch is not None and not self._switch.value:
             return None
         value = None if self._widget.value == "" else self._widget.value
@@ -128,7 +143,11 @@ class Control:
         return self.option.check(value)
 
     def set(self, value: Any) -> None:
-        """Show a value; None shows the initial. Raises ValueError where it is not allowed."""
+        """Set the widget's value; None resets it.
+
+        Raises:
+            ValueError: the value is not valid.
+        """
         if value is None:
             self.reset()
             return
@@ -137,14 +156,14 @@ class Control:
             self._switch.value = True
         if isinstance(value, list):
             value = "\n".join(text.replace("\\", "\\\\").replace("\n", "\\n") for text in value)
-        if hasattr(self._widget, "max"):  # the widget's range is a suggestion, the option's bounds are the distribution
+        if hasattr(self._widget, "max"):  # valid values may lie outside the slider's range
             self._widget.max = max(self._widget.max, value)
             self._widget.min = min(self._widget.min, value)
         self._widget.value = value
         self._mark_set()
 
     def reset(self) -> None:
-        """Back to the initial."""
+        """Go back to the initial value."""
         on, value = self._initial_state
         self._resetting = True
         self._mark_set()
@@ -154,38 +173,31 @@ class Control:
         self._resetting = False
 
     def observe(self, handler: Callable[[Any], object]) -> None:
-        """Call `handler` when the value changes."""
+        """Call `handler` after every change of the value."""
         for widget in (self._widget, self._switch):
             if widget is not None:
                 widget.observe(handler, "value")
 
 
-_USUAL = {
-    "temperature": 1.0,
-    "top_k": 50,
-    "top_p": 0.9,
-    "min_p": 0.05,
-    "repetition_penalty": 1.1,
-    "no_repeat_ngram_size": 3,
-    "assistant_ensemble_weight": 0.5,
-    "max_new_tokens": 128,
-}
-"""Where a slider stands when its option is switched on."""
-
-
 class Controls:
-    """The controls of several options, one below the other."""
+    """The controls of several options, one below the other.
+
+    Args:
+        options: the options.
+        initial: initial values by name; for other options their default.
+        special: further arguments of `Control`, by name of the option.
+    """
 
     def __init__(self, options: Iterable[Option], initial: Mapping[str, Any], **special: Mapping[str, Any]) -> None:
         self.by_name = {o.name: Control(o, initial.get(o.name, o.default), **special.get(o.name, {})) for o in options}
         self.box = widgets.VBox([control.box for control in self.by_name.values()])
 
     def values(self) -> dict[str, Any]:
-        """What to give to `generate`: the options that were set, or that must be given."""
+        """The values to pass to `generate`, by name."""
         values = {name: control.value() for name, control in self.by_name.items()}
         return {name: value for name, value in values.items() if value is not None}
 
     def reset(self) -> None:
-        """All back to their initial values."""
+        """Reset all controls."""
         for control in self.by_name.values():
             control.reset()

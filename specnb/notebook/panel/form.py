@@ -1,4 +1,4 @@
-"""The panel's inputs: model, method, prompt, options; `Form.request()` is what Run will do."""
+"""The panel's inputs: model, method, prompt and options."""
 
 from __future__ import annotations
 
@@ -14,16 +14,24 @@ from specnb.notebook.panel.code import Request
 from specnb.notebook.panel.controls import Controls, labelled_widget, note
 from specnb.notebook.panel.pages import Collapsible
 from specnb.notebook.session import Session
-from specnb.options import METHODS, OPTIONS, options_of
+from specnb.options import METHOD_PREFERENCE, METHODS, OPTIONS, PANEL_MAX_NEW_TOKENS, default, options_of
 from specnb.text import has_chat_template
 
 _PROMPT = "Write the numbers from one to ten, one per line, twice."
-_LENGTH = 128  # tokens, where nothing else is said
-_WHEN_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")  # without effect otherwise
+_ONLY_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")  # options without effect when greedy
 
 
 class Form:
-    """Everything that is entered. `changed` is called after any change that a run would see."""
+    """All inputs of the panel.
+
+    Args:
+        session: the session of the notebook.
+        changed: called after every change of an input.
+        method: the method to begin with.
+
+    Attributes:
+        reasons: for every method, why the chosen pair cannot run it; None if it can.
+    """
 
     def __init__(self, session: Session, changed: Callable[[], object], method: str | None = None) -> None:
         self.session = session
@@ -67,7 +75,7 @@ class Form:
         if method in self.available:
             self.method.value = method
 
-    # ---- what holds now
+    # ---- current values
     @property
     def pair(self) -> Any:
         """The chosen pair; None while nothing is loaded."""
@@ -79,11 +87,11 @@ class Form:
         return [name for name, reason in self.reasons.items() if reason is None]
 
     def drafting_controls(self, method: str) -> Controls:
-        """The controls of a method's own options, with this pair's settings; kept while the pair is."""
+        """The controls of a method's drafting options. They keep their values while the pair is chosen."""
         key = id(self.pair), method
         if key not in self._controls:
             own = [option for option in options_of(method) if option.group == "drafting"]
-            initial = {o.name: METHODS[method].defaults.get(o.name, o.default) for o in own}
+            initial = {o.name: default(o.name, method) for o in own}
             initial |= (
                 options_in_config(getattr(self.pair.assistant, "generation_config", None), ASSISTANT_CONFIG_OPTIONS)
                 | self._configured()
@@ -96,28 +104,36 @@ class Form:
 
     @property
     def common(self) -> tuple[Controls, Controls]:
-        """The controls that every method has: the main ones, and the rest."""
+        """The controls of length and sampling: the main ones, and the others."""
         for part in ("main", "more"):
             key = id(self.pair), part
             if key not in self._controls:
                 own = [
                     o for o in OPTIONS if o.group in ("length", "sampling") and (o.name in _MAIN) == (part == "main")
                 ]
-                initial = {"do_sample": False} | self._configured() | {"max_new_tokens": _LENGTH}
+                initial = {"do_sample": False} | self._configured() | {"max_new_tokens": PANEL_MAX_NEW_TOKENS}
                 self._controls[key] = self._observed(Controls(own, initial, max_new_tokens={"always": True}))
         return self._controls[id(self.pair), "main"], self._controls[id(self.pair), "more"]
 
     def values(self) -> dict[str, Any]:
-        """The options as `generate` would get them. Raises ValueError where one is not allowed."""
+        """The options to pass to `generate`, by name.
+
+        Raises:
+            ValueError: a value is not valid.
+        """
         if self.pair is None:
             return {}
         main, more = self.common
         values = {**self.drafting_controls(self.method.value).values(), **main.values(), **more.values()}
         sampling = values.get("do_sample", main.by_name["do_sample"].initial)
-        return {name: value for name, value in values.items() if sampling or name not in _WHEN_SAMPLING}
+        return {name: value for name, value in values.items() if sampling or name not in _ONLY_SAMPLING}
 
     def request(self) -> Request:
-        """What Run does. Raises ValueError where something is missing or not allowed."""
+        """The run that the inputs describe.
+
+        Raises:
+            ValueError: something is missing or not valid.
+        """
         self.session.pair(self.model.value)
         if not self.prompt.value.strip():
             raise ValueError("the prompt is empty: write one into the box.")
@@ -128,25 +144,29 @@ class Form:
         return Request(self.model.value, self.method.value, self.prompt.value, self.values(), self.chat.value, system)
 
     def set(self, **options: Any) -> None:
-        """Set options by name. Raises ValueError for one that neither the method nor the sampling has."""
+        """Set options by name.
+
+        Raises:
+            ValueError: the method does not have an option, or a value is not valid.
+        """
         main, more = self.common
-        of = {**self.drafting_controls(self.method.value).by_name, **main.by_name, **more.by_name}
+        controls = {**self.drafting_controls(self.method.value).by_name, **main.by_name, **more.by_name}
         for name, value in options.items():
-            if name not in of:
-                raise ValueError(f"method {self.method.value!r} has no option {name!r}; it has {', '.join(of)}.")
-            of[name].set(value)
-        self._edited()  # also where a value was set to what it was
+            if name not in controls:
+                raise ValueError(f"method {self.method.value!r} has no option {name!r}; it has {', '.join(controls)}.")
+            controls[name].set(value)
+        self._edited()  # widgets do not report a value that stays the same
 
     def reset_options(self) -> None:
-        """The options of this method, and those of all, back to where they started."""
+        """Reset the options of the chosen method, and those of length and sampling."""
         if self.pair is not None:
             for controls in (self.drafting_controls(self.method.value), *self.common):
                 controls.reset()
             self._edited()
 
-    # ---- following
+    # ---- updates
     def refresh(self) -> None:
-        """Show what the session holds."""
+        """Show the pairs of the session."""
         names = list(self.session.pairs)
         if list(self.model.options) != names:
             self._silent = True
@@ -158,7 +178,7 @@ class Form:
         self._refresh_pair()
 
     def _refresh_pair(self) -> None:
-        """Offer the methods of the chosen pair, its options and its chat template."""
+        """Show the methods, the options and the chat template of the chosen pair."""
         pair = self.pair
         if pair is self._pair and (pair is not None or self.reasons):
             return
@@ -175,11 +195,8 @@ class Form:
         wanted, names = self.method.value, self.available
         self._silent = True
         self.method.options = [(METHODS[name].title, name) for name in names]
-        usual = next(
-            (n for n in ("draft_model", "universal", "gemma4_assistant", "mtp_layers", "prompt_lookup") if n in names),
-            None,
-        )
-        self.method.value = wanted if wanted in names else usual or next(iter(names), None)
+        preferred = next((name for name in METHOD_PREFERENCE if name in names), None)
+        self.method.value = wanted if wanted in names else preferred or next(iter(names), None)
         self._silent = False
         template = has_chat_template(pair.tokenizer)
         self.chat.disabled, self.chat.value = not template, template
@@ -193,7 +210,7 @@ class Form:
         if self._silent or change["new"] is None:
             return
         if self.session.current != change["new"]:
-            self.session.use(change["new"])  # which leads back to follow()
+            self.session.set_current(change["new"])  # which calls refresh()
         self._refresh_pair()
 
     def _method_chosen(self, change: Any = None) -> None:
@@ -230,11 +247,11 @@ class Form:
         return controls
 
     def _configured(self) -> dict[str, Any]:
-        """What the model's own generation config says."""
+        """The options that the target's generation config sets."""
         config = self.pair.target.generation_config
         values = {option.name: getattr(config, option.name, None) for option in OPTIONS}
         return {name: value for name, value in values.items() if value is not None and name != "assistant_early_exit"}
 
 
 _MAIN = ("max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "seed")
-_SAMPLING = "temperature, top_k, top_p, min_p and seed count only when sampling (do_sample)."
+_SAMPLING = "temperature, top_k, top_p, min_p and seed only have an effect when sampling (do_sample)."

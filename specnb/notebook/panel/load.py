@@ -1,4 +1,4 @@
-"""The panel's tab for loading a model by name."""
+"""The panel's page for loading a model by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specnb.options import METHODS
 
 
 class LoadForm:
-    """Names of a target and a draft model, and the button."""
+    """The form: names of the target and the draft model, and the button."""
 
     def __init__(self) -> None:
         names = list(REGISTERED)
@@ -26,12 +26,12 @@ class LoadForm:
         hint = "a name, or a number of layers"
         self.draft = labelled_widget(widgets.Combobox, "Draft model (may stay empty)", options=names, placeholder=hint)
         self.button = widgets.Button(description="Load", icon="download", tooltip="Load and make it the current model")
-        first = note("A model that is not on this machine is fetched first, which can take minutes.")
+        first = note("A model that is not on this machine is downloaded first, which can take minutes.")
         self.box = widgets.VBox([self.name, self.draft, first, self.button])
 
 
 def loaded_message(pair: Any, reasons: Mapping[str, str | None]) -> str:
-    """What to say of a loaded pair; `reasons` as of `available_methods`."""
+    """The message about a loaded pair. `reasons` are those of `available_methods`."""
     of_drafts = [reasons[name] for name, info in METHODS.items() if "assistant_model" in info.needs]
     unfit = (
         f", but its draft model cannot be used: {of_drafts[0]}" if pair.assistant is not None and all(of_drafts) else ""
@@ -40,7 +40,17 @@ def loaded_message(pair: Any, reasons: Mapping[str, str | None]) -> str:
 
 
 def load(session: Session, name: str, assistant: str, progress: Callable[[float, str], object]) -> Any:
-    """Load a pair into the session, telling `progress` every second that it still loads."""
+    """Load a pair into the session.
+
+    Args:
+        session: the session of the notebook.
+        name: name, folder or hub id of the target.
+        assistant: the same for the draft model, or a number of layers; empty for none.
+        progress: called every second with a share (always 0) and a line of text.
+
+    Returns:
+        The pair.
+    """
     if not name:
         raise ValueError("give the name of a model, a folder or a hub id.")
     options: dict[str, Any] = {}

@@ -1,6 +1,6 @@
-"""Parts of the panel that are shown or not: sections that unfold, and pages of which one is open.
+"""Collapsible sections, and pages of which one is shown.
 
-Made of buttons, which keys reach everywhere: no key opens ipywidgets' Accordion, nor in version 7 its Tab.
+Both are made of buttons, for the keyboard: ipywidgets' Accordion, and in version 7 its Tab, cannot be used with keys.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STYLE = (
 
 
 class Collapsible:
-    """A section that its title opens and closes; closed at first."""
+    """A section that its title opens and closes. It is closed at first."""
 
     def __init__(self, title: str, content: Any) -> None:
         self.button = widgets.ToggleButton(value=False, description=title, layout=widgets.Layout(width="auto"))
@@ -37,7 +37,7 @@ class Collapsible:
 
 
 class Pages:
-    """Pages by title, and a row of buttons that open one."""
+    """Pages, and a row of buttons that choose the page to show."""
 
     def __init__(self, pages: Mapping[str, Any]) -> None:
         self._pages = dict(pages)
@@ -61,7 +61,7 @@ class Pages:
         self._buttons.value = title
 
     def observe(self, handler: Callable[[], object]) -> None:
-        """Call `handler` when another page was opened."""
+        """Call `handler` after another page was opened."""
         self._buttons.observe(lambda _: handler(), "value")
 
     def _show(self) -> None:

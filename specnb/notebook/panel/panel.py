@@ -1,4 +1,4 @@
-"""`specnb.Panel` and `%specpanel`: choose a method, turn its options, run, stop, look, compare."""
+"""The panel: choose a method, set its options, run, stop, compare."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ from typing import Any
 
 import ipywidgets as widgets
 from IPython.core.getipython import get_ipython
-from IPython.display import DisplayHandle
 
-from specnb.notebook.panel import controls as panel_controls
-from specnb.notebook.panel import pages as panel_pages
+from specnb.notebook.panel import controls, pages, saved
 from specnb.notebook.panel.code import magic_code, python_code
 from specnb.notebook.panel.compare import CompareForm, comparison_html
-from specnb.notebook.panel.controls import note
 from specnb.notebook.panel.form import Form
 from specnb.notebook.panel.load import LoadForm, load, loaded_message
-from specnb.notebook.panel.pages import Pages
 from specnb.notebook.panel.view import LiveText, RunView, plots_html
 from specnb.notebook.panel.worker import Worker
 from specnb.notebook.session import LAST, Session
@@ -26,43 +22,43 @@ from specnb.trace import GenerationResult
 from specnb.views.html import result_view
 from specnb.views.text import marked_text
 
-_LIVE = "specnb-live"
-# Results are also stored as static HTML, which shows when the notebook is opened without a kernel. While the panel itself is
-# in the same cell's output that copy is hidden.
-_STYLE = (
-    f"<style>:is(.jp-OutputArea,.output,.cell_container,#output-body):has(.{_LIVE}) .specnb-saved{{display:none}}"
-    f"{panel_controls.STYLE}{panel_pages.STYLE}</style>"
-)
+_STYLE = f"<style>{saved.STYLE}{controls.STYLE}{pages.STYLE}</style>"
 _CLOSED = "specnb panel: run this cell again in a running kernel to use it."
 
 
 class Panel:
-    """A panel of widgets over the loaded models; it and the magics share one session.
+    """A panel of widgets for the loaded models. It shares its session with the magics.
+
+    The Run button, or `run()`, starts one generation. While it runs, the button does nothing. `stop()` ends it within
+    one step and keeps what was generated.
 
     Args:
-        pair: the `Pair` to begin with; None takes the session's current one. Any loaded model can be chosen in the panel.
-        session: what the notebook remembers; by default the running shell's.
-        method: the method to begin with; None takes the pair's usual one.
-        thread: False runs in the calling thread, so that Run returns when all is done (and Stop cannot be pressed).
+        pair: the `Pair` to begin with; None takes the current one of the session. The panel can choose any loaded pair.
+        session: the state of the notebook; None takes that of the running shell.
+        method: the method to begin with; None takes the first of `METHOD_PREFERENCE` that the pair can run.
+        thread: False runs in the calling thread: `run()` returns at the end, and Stop has no effect.
 
-    A press of Run, or `run()`, initial one generation; while it runs, further presses do nothing. `stop()` ends it within
-    one step and keeps text and trace. `result` is the last `GenerationResult`, `results` all of them, `comparison` the last
-    comparison, `options` what a run would use, and `error` what the last action raised (shown in the panel too).
+    Attributes:
+        results: all results, the last one at the end.
+        comparison: the last `Comparison`; None without any.
+        error: what the last action raised; the panel shows it too.
+
+    Raises:
+        ValueError: the method does not exist.
     """
 
     def __init__(
         self, pair: Any = None, *, session: Session | None = None, method: str | None = None, thread: bool = True
     ) -> None:
-        shell = get_ipython()
-        self._shell = shell
-        self.session = session if session is not None else Session() if shell is None else Session.of(shell)
+        self._shell = shell = get_ipython()
+        self.session = session if session is not None else Session() if shell is None else Session.for_shell(shell)
         if pair is not None:
             self.session.add(pair)
         self.results: list[GenerationResult] = []
         self.comparison: Any = None
         self.error: BaseException | None = None
         self._drawn: GenerationResult | None = None
-        self._saved: DisplayHandle | None = None
+        self._saved = saved.SavedCopy()
         self._worker = Worker(self._busy, self._failed, thread)
         self._plot_worker = Worker(lambda _: None, self._failed, thread)
         if method is not None and method not in METHODS:
@@ -88,9 +84,8 @@ class Panel:
             for label in ("Python", "Magic")
         )
         self._load = LoadForm()
-        view = self._view
-        code = widgets.VBox([note("Select all and copy."), self._python, self._magic])
-        self._pages = Pages(
+        view, code = self._view, widgets.VBox([controls.note("Select all and copy."), self._python, self._magic])
+        self._pages = pages.Pages(
             {
                 "Text": widgets.VBox([view.rejected, view.text]),
                 "Steps": view.steps_box,
@@ -105,7 +100,7 @@ class Panel:
         row = widgets.Layout(flex_flow="row wrap", align_items="center")
         self.widget = widgets.VBox(
             [
-                widgets.HTML(_STYLE + f'<span class="{_LIVE}"></span>'),
+                widgets.HTML(_STYLE + f'<span class="{saved.LIVE}"></span>'),
                 self._form.box,
                 widgets.HBox([self._run, self._stop, view.bar, view.status], layout=row),
                 view.error,
@@ -127,16 +122,20 @@ class Panel:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a run would give to `generate`: the method, and the options that were set."""
+        """The arguments of `generate` that a run would use: the method, and the options that were set."""
         return {"method": self._form.method.value, **self._form.values()}
 
     @property
     def busy(self) -> bool:
-        """Whether something runs."""
+        """Whether a generation, a comparison or a load is running."""
         return self._worker.busy
 
     def set(self, method: str | None = None, prompt: str | None = None, **options: Any) -> None:
-        """Set what the widgets show: the method, the prompt, options by name."""
+        """Set the widgets: the method, the prompt, and options by name.
+
+        Raises:
+            ValueError: the pair cannot run the method, or an option is not valid.
+        """
         if method is not None:
             if method not in self._form.available:
                 raise ValueError(
@@ -148,15 +147,22 @@ class Panel:
         self._form.set(**options)
 
     def run(self, wait: bool = False) -> bool:
-        """Generate, as the Run button does. False if something runs already. `wait` returns at the end and raises its error."""
+        """Generate, as the Run button does.
+
+        Args:
+            wait: return at the end, and raise the error if there was one.
+
+        Returns:
+            False, without doing anything, if something is running.
+        """
         return self._start(self._generate, "generating ...", wait)
 
     def compare(self, wait: bool = False) -> bool:
-        """Compare, as the button in the tab does; otherwise as `run`."""
+        """Compare, as the Compare button does. Argument and result as in `run`."""
         return self._start(self._measure, "comparing ...", wait)
 
     def load(self, name: str, assistant: str = "", wait: bool = False) -> bool:
-        """Load a model, as the Load button does; otherwise as `run`."""
+        """Load a model, as the Load button does. `wait` and the result as in `run`."""
 
         def job(cancel: threading.Event) -> None:
             pair = load(self.session, name, assistant, self._view.progress)
@@ -166,18 +172,18 @@ class Panel:
         return self._start(job, f"loading {name} ...", wait)
 
     def stop(self) -> None:
-        """End what runs, within one step."""
+        """End what is running within one step."""
         self._worker.stop()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for what runs; raises its error, or TimeoutError."""
+        """Wait for the end of what is running, at most `timeout` seconds. Raises its error, or TimeoutError."""
         if not self._worker.wait(timeout):
             raise TimeoutError(f"the panel still runs after {timeout} s")
         if self.error is not None:
             raise self.error
 
     def close(self) -> None:
-        """Stop, and take the panel's widgets away."""
+        """Stop, and remove the panel's widgets."""
         self.stop()
         if self._refresh in self.session.listeners:
             self.session.listeners.remove(self._refresh)
@@ -242,13 +248,13 @@ class Panel:
         self._view.progress(1, found.verdict if found.rows else "stopped")
         if found.rows:
             self.comparison = found
-            self._save(self._compare.output.value, str(found))
+            self._saved.update(self._compare.output.value, str(found))
 
     def _keep(self, result: GenerationResult) -> None:
-        self.session.keep(result)  # which shows it, here and in other panels
+        self.session.set_result(result)  # the session tells all panels to show it
         if self._shell is not None:
             self._shell.user_ns[LAST] = result
-        self._save(result_view(result), marked_text(result))
+        self._saved.update(result_view(result), marked_text(result))
         self._code()
 
     # ---- showing
@@ -264,7 +270,7 @@ class Panel:
         self._view.fail(error)
 
     def _refresh(self) -> None:
-        """Show what the session has now: models, and a result that came from here, a magic or another panel."""
+        """Show the models and the last result of the session, which may come from a magic or another panel."""
         self._form.refresh()
         self._compare.refresh()
         last = self.session.last
@@ -289,7 +295,7 @@ class Panel:
         self._magic.value = magic_code(request)
 
     def _update_plots(self, finished: bool = False) -> None:
-        """The pictures are drawn aside, once their page is open, so that no action waits for them."""
+        """Draw the plots in a thread of their own, and only if their page is open."""
         if self._pages.open == "Plots" and self.result is not self._drawn and (finished or not self.busy):
             self._plot_worker.start(self._draw)
 
@@ -298,18 +304,10 @@ class Panel:
             self._view.plots.value = plots_html(result)
             self._drawn = result
 
-    def _save(self, html: str, text: str) -> None:
-        """Store the static form in the notebook, under the panel."""
-        if self._saved is not None:
-            self._saved.update({"text/html": f'<div class="specnb-saved">{html}</div>', "text/plain": text}, raw=True)
-
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         text = f"{_CLOSED}\n{marked_text(self.result)}" if self.result is not None else _CLOSED
         if getattr(self._shell, "kernel", None) is not None:
-            if self._saved is None:
-                self._saved = DisplayHandle()
-            shown = result_view(self.result) if self.result is not None else ""
-            self._saved.display({"text/html": f'<div class="specnb-saved">{shown}</div>', "text/plain": text}, raw=True)
+            self._saved.display(result_view(self.result) if self.result is not None else "", text)
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
         return {
             "application/vnd.jupyter.widget-view+json": view,

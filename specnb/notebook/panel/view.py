@@ -1,4 +1,4 @@
-"""The panel's outputs: text while it comes, its progress, the steps one by one, the pictures."""
+"""The panel's outputs: progress, text, steps and plots."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import ipywidgets as widgets
 from specnb.notebook.panel.controls import note, scrollable
 from specnb.notebook.stream import NotebookView
 from specnb.trace import GenerationResult, RowResult, Step
-from specnb.views.html import live_view, result_view, table
+from specnb.views.html import live_view, result_view
+from specnb.views.table import Table
 from specnb.views.text import count_noun, row_steps, speed_text
 
 
 class LiveText(NotebookView):
-    """The view of `%%specgen`, written into an HTML widget, with progress."""
+    """The view of `%%specgen` in an HTML widget, with progress. `budget` is `max_new_tokens`."""
 
     def __init__(self, tokenizer: Any, output: RunView, budget: int) -> None:
         super().__init__(tokenizer)
@@ -43,17 +44,17 @@ class LiveText(NotebookView):
         self._output.progress(self._count / self._budget, " · ".join(parts))
 
     def finish(self, result: GenerationResult) -> None:
-        """Show the result itself."""
+        """Show the result."""
         self._output.show(result)
 
     def fail(self) -> None:
-        """Say that no more text comes."""
+        """Note the error below the text, if there is any text."""
         if self._steps:
             self._show("stopped by an error")
 
 
 class RunView:
-    """Where a run shows: status and progress, and tabs for text, steps and pictures."""
+    """The widgets of a run's outputs. `result` is the result that they show."""
 
     def __init__(self) -> None:
         self.result: GenerationResult | None = None
@@ -63,23 +64,23 @@ class RunView:
         self.text = widgets.HTML(_hint("The text appears here: choose a method and press Run."))
         self.step = widgets.BoundedIntText(value=1, min=1, max=1, description="Step", disabled=True)
         self.details = widgets.HTML()
-        self.plots = widgets.HTML(_hint("The pictures of a run appear here."))
+        self.plots = widgets.HTML(_hint("The plots of a run appear here."))
         self.error = widgets.HTML()
         self.rejected.observe(lambda _: self.result is not None and self.show(self.result, False), "value")
         self.step.observe(lambda _: self.show_step(), "value")
 
     def progress(self, share: float, text: str) -> None:
-        """Set the bar and the words beside it."""
+        """Set the progress bar (0 to 1) and the text beside it."""
         self.bar.value = min(1.0, share)
         self.status.value = f'<div class="specnb"><small>{escape(text)}</small></div>'
 
     def begin(self, text: str) -> None:
-        """Clear what an earlier run left, except its result."""
+        """Prepare for a new run. The last result stays visible."""
         self.error.value = ""
         self.progress(0, text)
 
     def show(self, result: GenerationResult, fresh: bool = True) -> None:
-        """Show a finished result; `fresh` also resets the steps and the speed."""
+        """Show a result. `fresh` also shows its speed and its first step."""
         self.result = result
         self.text.value = result_view(result, self.rejected.value)
         if not fresh:
@@ -94,7 +95,7 @@ class RunView:
         self.show_step()
 
     def fail(self, error: BaseException) -> None:
-        """One readable line, the traceback behind a fold."""
+        """Show an error."""
         self.status.value = ""
         self.error.value = error_html(error)
 
@@ -107,19 +108,20 @@ class RunView:
 
     @property
     def steps_box(self) -> Any:
-        """The widgets of the tab with the steps."""
+        """The widgets of the page with the steps."""
         return widgets.VBox([self.step, self.details, note(_PROBABILITY_NOTE)])
 
 
 _PROBABILITY_NOTE = (
-    "Draft probability: what the drafter gave the token (nothing for a copied one). Target probability: what the target gave "
-    "it, after temperature and filters. A drafted token after the first rejected one is dropped. A dash: there is none, or "
-    "the run did not record it (%%specgen does with --probabilities)."
+    "Draft probability: the probability of the token under the drafter (copied tokens have none). Target probability: "
+    "its probability under the target, after temperature and filters. Drafted tokens after the first rejected one are "
+    "dropped. A dash means that there is no probability, or that the run did not record it (%%specgen does with "
+    "--probabilities)."
 )
 
 
 def step_html(row: RowResult, number: int) -> str:
-    """One step as a table: each drafted token, what became of it, and how probable it was."""
+    """A step as an HTML table with every drafted token, its fate and its probabilities. `number` counts from 0."""
     step, texts, rejected = list(row_steps(row))[number]
     own = step.origins[-1] if len(step.emitted) > step.accepted else None
     names = [*texts[: step.accepted], *rejected]
@@ -133,20 +135,21 @@ def step_html(row: RowResult, number: int) -> str:
     if own is not None:
         lines.append([None, repr(texts[step.accepted]), own, None, None])
     seconds = f"{1000 * step.draft_seconds:.1f} ms drafting, {1000 * step.verify_seconds:.1f} ms verifying"
-    head = f"Step {number + 1} of {len(row.steps)}: {step.accepted} of {len(step.drafted)} drafted tokens accepted; {seconds}."
+    count = f"{step.accepted} of {len(step.drafted)} drafted tokens accepted"
+    head = f"Step {number + 1} of {len(row.steps)}: {count}; {seconds}."
     headers = ("position", "token", "became", "draft probability", "target probability")
-    return f'<div class="specnb"><small>{head}</small></div>{scrollable(table(lines, headers))}'
+    return f'<div class="specnb"><small>{head}</small></div>{scrollable(Table(lines, headers).to_html())}'
 
 
 def plots_html(result: GenerationResult) -> str:
-    """All pictures of a result, as static HTML."""
+    """All plots of a result, as static HTML."""
     from specnb.views.plots import KINDS
 
     return "".join(draw(result).html() for draw in KINDS.values())
 
 
 def error_html(error: BaseException) -> str:
-    """An error in one line, with its traceback behind a fold."""
+    """An error in one line, with its traceback in a collapsed section, as static HTML."""
     said = " ".join(str(error).split()) or "no message"
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return (

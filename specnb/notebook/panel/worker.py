@@ -1,4 +1,4 @@
-"""One job at a time, in a thread: a button's callback cannot run while a cell blocks the kernel, and must not block it."""
+"""Runs one job at a time in a thread, so that the callback of a button does not block the kernel."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ Job = Callable[[threading.Event], None]
 
 
 class Worker:
-    """Runs a job at a time; a second one is refused while the first runs.
+    """Runs one job at a time, and refuses a second one while it runs.
 
-    `on_busy` is called with True and False around a job, `on_error` with what it raised. Both, like the job, may run in the
-    thread: they must neither print nor draw with pyplot, but set widgets' values. Where threads cannot be had, or `thread` is
-    False, the job runs before `start` returns.
+    The callbacks, like the job, may run in the thread. They can set values of widgets, but must neither print nor use
+    pyplot.
+
+    Args:
+        on_busy: called with True before a job and with False after it.
+        on_error: called with the exception that a job raised.
+        thread: False runs jobs in the calling thread, as does a platform without threads.
     """
 
     def __init__(
@@ -28,11 +32,19 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether a job runs."""
+        """Whether a job is running."""
         return not self._idle.is_set()
 
     def start(self, job: Job, wait: bool = False) -> bool:
-        """Start a job; False, and nothing happens, if one runs. `job` gets the event that `stop` sets."""
+        """Start a job.
+
+        Args:
+            job: called with the event that `stop` sets.
+            wait: run the job in the calling thread.
+
+        Returns:
+            False, without doing anything, if a job is running.
+        """
         if not self._lock.acquire(blocking=False):
             return False
         self._idle.clear()
@@ -42,17 +54,17 @@ class Worker:
             try:
                 threading.Thread(target=self._run, args=(job,), name="specnb-panel", daemon=True).start()
                 return True
-            except RuntimeError:  # no threads here
+            except RuntimeError:  # the platform has no threads
                 pass
         self._run(job)
         return True
 
     def stop(self) -> None:
-        """Ask the job to end; it does within one step."""
+        """Ask the job to end within one step."""
         self._cancel.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the job to end; False if it still runs after `timeout` seconds."""
+        """Wait for the job to end. False if it is still running after `timeout` seconds."""
         return self._idle.wait(timeout)
 
     def _run(self, job: Job) -> None:
@@ -60,7 +72,7 @@ class Worker:
         try:
             with _mute_logs():
                 job(self._cancel)
-        except BaseException as raised:  # a thread's error, and an interrupt, would otherwise be lost
+        except BaseException as raised:  # a thread would lose any error, interrupts included
             error = raised
         try:
             if error is not None:
@@ -72,7 +84,7 @@ class Worker:
 
 
 class _mute_logs:
-    """Keeps the log lines of this thread out of the cells' outputs, where they would land in any cell."""
+    """Hides the log lines of this thread. They would appear in the output of whatever cell ran last."""
 
     def __enter__(self) -> None:
         self._thread = threading.get_ident()
@@ -90,7 +102,7 @@ class _mute_logs:
 
 
 class no_progress_bars:
-    """Keeps progress bars, which print from the thread into whatever cell ran last, away while a model loads."""
+    """Hides progress bars. From a thread they would appear in the output of whatever cell ran last."""
 
     def __enter__(self) -> None:
         from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
