@@ -96,6 +96,8 @@ class EarlyExitTarget(CachedLM):
         exit_layer: int,
     ) -> None:
         super().__init__(model, rows, size, prepared, options)
+        if self.kv_cache.state_layers:  # both halves would have to go back to the same token
+            raise SplitMismatch("its layers have running states")
         self._graphs = None  # CUDA graphs would not capture the states passed between the two parts
         original, model = model, self.model
         path = layers_path(model)

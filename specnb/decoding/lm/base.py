@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from specnb import compat
 from specnb.decoding.contracts import Row
 from specnb.decoding.lm.rope import draft_limit
+from specnb.decoding.lm.snapshots import MAX_REPLAY, Snapshots
 from specnb.runtime.module_view import Capture, module_view
 from specnb.runtime.prepare import prepare
 
@@ -67,6 +68,7 @@ class LM:
         self._cached = {row.index: 0 for row in rows}  # number of committed tokens in the cache
         self._proposed: dict[int, list[int]] = {row.index: [] for row in rows}  # drafted tokens cached after them
         self._prefill_chunk_size: int | None = None
+        self._snapshots: Snapshots | None = None  # of a cache with running states, for one row
 
     @property
     def limit(self) -> int | None:
@@ -103,7 +105,7 @@ class LM:
         self.passes += 1
         self.hidden_states.clear()
         self.keep_rows(rows)
-        starts = [self._num_cached(row, draft_tokens[r], num_logits[r]) for r, row in enumerate(rows)]
+        starts = [self._start(row, draft_tokens[r], num_logits[r]) for r, row in enumerate(rows)]
         ends = [len(row.ids) + len(draft_tokens[r]) for r, row in enumerate(rows)]
         while self._prefill_chunk_size:
             stops = [
@@ -128,7 +130,7 @@ class LM:
     def advance(self, rows: Sequence[Row], draft_tokens: Sequence[Sequence[int]]) -> None:
         """Bring the cache to `rows[i].ids + draft_tokens[i]`, without logits."""
         self.keep_rows(rows)
-        starts = [self._num_cached(row, draft_tokens[r], 0) for r, row in enumerate(rows)]
+        starts = [self._start(row, draft_tokens[r], 0) for r, row in enumerate(rows)]
         new_tokens = [
             slice_concatenated(row.ids, draft_tokens[r], starts[r], len(row.ids) + len(draft_tokens[r]))
             for r, row in enumerate(rows)
@@ -150,6 +152,8 @@ class LM:
         """Note that the cache holds exactly `rows[i].ids + draft_tokens[i]`."""
         for row, proposed in zip(rows, draft_tokens, strict=True):
             self._cached[row.index], self._proposed[row.index] = len(row.ids), list(proposed)
+            if self._snapshots is not None:
+                self._snapshots.length = len(row.ids) + len(proposed)
 
     def _num_cached(self, row: Row, draft_tokens: Sequence[int], num_logits: int) -> int:
         """How many of the tokens `row.ids + draft_tokens` are cached and need no pass.
@@ -163,6 +167,22 @@ class LM:
                 break
             n += 1
         return min(n, length + len(draft_tokens) - num_logits)
+
+    def _start(self, row: Row, draft_tokens: Sequence[int], num_logits: int) -> int:
+        """The first position that a pass must compute. Running states are rolled back to it, and copied before a draft."""
+        start = self._num_cached(row, draft_tokens, num_logits)
+        if self._snapshots is None:
+            return start
+        start = self._snapshots.roll_back(start)
+        if not draft_tokens:
+            return start
+        known = len(row.ids) - max(0, num_logits - len(draft_tokens))  # committed tokens whose logits nobody needs
+        if known - start > MAX_REPLAY:
+            self._forward([row], [row.ids[start:known]], [start], 0)
+            start = self._snapshots.length = known
+        if start <= len(row.ids):
+            self._snapshots.save()
+        return start
 
     # ---- one pass
     def _forward(

@@ -22,6 +22,7 @@ from specnb.decoding.lm.model_inputs import (
     PreparedInputs,
     forward_parameters,
 )
+from specnb.decoding.lm.snapshots import Snapshots
 from specnb.runtime.cuda_graphs import Graphs, Pass, recorder
 
 
@@ -61,12 +62,16 @@ class CachedLM(LM):
         self._boolean_mask = attention == "sdpa"
         self._needs_mask = not compat.makes_masks_for(attention)  # transformers makes no mask for it
         check_graphs(model, self._inputs)
-        record = recorder(model)
+        record = None if self.kv_cache.state_layers else recorder(model)  # padding of a block would be in the states
         self._graphs = Graphs(self.kv_cache, record, self.device) if record else None
+        if self.kv_cache.state_layers:
+            self._snapshots = Snapshots(self.kv_cache.state_layers)
         past = prepared.past
         if past is not None and (held := past.get_seq_length()):
             self.kv_cache.load_from(past, held)
             self._cached[rows[0].index] = held
+            if self._snapshots is not None:
+                self._snapshots.length = held
 
     def keep_rows(self, rows: Sequence[Row]) -> None:
         """Drop all other rows from the cache."""
@@ -77,8 +82,17 @@ class CachedLM(LM):
         pads = [row.padding for row in rows]
         if self.kv_cache.rows != [row.index for row in rows] or len({len(row.ids) + row.padding for row in rows}) > 1:
             return None
+        if self._snapshots is not None:
+            self._bring_back(rows[0])
         self.kv_cache.export_to(cache, [len(row.ids) - 1 for row in rows], pads)
         return cache
+
+    def _bring_back(self, row: Row) -> None:
+        """Bring the running states to all tokens of the row but the last."""
+        assert self._snapshots is not None
+        length = len(row.ids) - 1
+        if (start := self._snapshots.roll_back(length)) < length:
+            self._forward([row], [row.ids[start:length]], [start], 0)
 
     # ---- one pass
     def _forward(

@@ -11,7 +11,7 @@ from specnb import compat
 from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.lm.base import LM, LMOptions
 from specnb.decoding.lm.cached import CachedLM, custom_masks_reason
-from specnb.decoding.lm.kv_cache import unsupported_cache_layers
+from specnb.decoding.lm.kv_cache import standard_cache_layers, unsupported_cache_layers
 from specnb.decoding.lm.model_inputs import (
     PER_TOKEN,
     CacheSize,
@@ -26,6 +26,7 @@ from specnb.decoding.lm.model_inputs import (
 )
 from specnb.decoding.lm.prepared import PreparedLM, prepare_arguments
 from specnb.decoding.lm.rowwise import RowwiseLM
+from specnb.decoding.lm.snapshots import has_states
 from specnb.decoding.padding import align_position_ids
 
 _DRAFT_MARGIN = 64  # number of tokens that a draft may reach past a row's end
@@ -81,7 +82,7 @@ def create_lm(
         return RowwiseLM(lms)
     if prepared is None:
         inputs = _draft_model_inputs(model, rows)
-    if len(rows) > 1 and custom_masks_reason(model, inputs):
+    if len(rows) > 1 and (has_running_states(model) or custom_masks_reason(model, inputs)):
         return RowwiseLM(
             {
                 row.index: cached(
@@ -104,7 +105,7 @@ def check_target(model: PreTrainedModel, rows: Sequence[Row], prepared: Prepared
         check_rollback(model, "target")
         if not standard:
             check_context_switch(model)
-    if len(rows) > 1 and (not standard or custom_masks_reason(model, prepared.inputs)):
+    if len(rows) > 1 and (not standard or has_running_states(model) or custom_masks_reason(model, prepared.inputs)):
         for r, row in enumerate(rows):
             select_row_inputs(model, prepared.inputs, r, row)
 
@@ -128,7 +129,7 @@ def fits_cached_lm(model: PreTrainedModel, max_length: int | None = None) -> boo
 def check_rollback(model: PreTrainedModel, role: str) -> None:
     """Raise Unsupported if rejected drafts cannot be rolled back; the message names the layers."""
     name = type(model).__name__
-    if compat.is_stateful(model):
+    if compat.is_stateful(model) and not has_running_states(model):
         kinds = ", ".join(sorted({*unsupported_cache_layers(model.config).values()} - {"DynamicIndexedLayer"}))
         kinds = kinds or "kept outside the cache"
         raise Unsupported(
@@ -137,6 +138,13 @@ def check_rollback(model: PreTrainedModel, role: str) -> None:
             + ("use method='plain', or a target" if role == "target" else "use a draft model")
             + " whose layers are all attention layers."
         )
+
+
+def has_running_states(model: PreTrainedModel) -> bool:
+    """Whether the layers of the model's cache hold running states that can be copied, and no others of unknown kind."""
+    if compat.cache_keyword(parameters := forward_parameters(type(model))) not in parameters:
+        return False
+    return any(map(has_states, standard_cache_layers(model.config))) and not unsupported_cache_layers(model.config)
 
 
 def check_context_switch(model: PreTrainedModel) -> None:

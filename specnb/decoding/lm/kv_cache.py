@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
-from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
+
+from specnb.decoding.lm.snapshots import has_states
 
 
 class WritePositions:
@@ -105,6 +107,17 @@ class KVCacheLayer(DynamicLayer):
         return end - first, first
 
 
+class StateAndKVCacheLayer(LinearAttentionLayer, KVCacheLayer):
+    """A layer that has running states beside keys and values, as in Falcon-H1 and Zamba2."""
+
+    def __init__(self, write_positions: WritePositions, window: int | None, number_of_states: int) -> None:
+        KVCacheLayer.__init__(self, write_positions, window)
+        LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        LinearAttentionLayer.lazy_initialization(self, *args, **kwargs)
+
+
 def standard_cache_layers(config: PreTrainedConfig) -> list[Any]:
     """The cache layers that transformers would make for `config`."""
     text = config.get_text_config(decoder=True)
@@ -134,12 +147,20 @@ class KVCache(Cache):
         self.rows = list(rows)
         self.write_positions = WritePositions(len(rows), capacity)
         windows = [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in plan]
-        super().__init__(
-            layers=[
-                KVCacheLayer(self.write_positions, window) if isinstance(layer, DynamicLayer) else layer
-                for layer, window in zip(plan, windows, strict=True)
-            ]
-        )
+        super().__init__(layers=[self._layer(layer, window) for layer, window in zip(plan, windows, strict=True)])
+
+    def _layer(self, layer: Any, window: int | None) -> Any:
+        """Our layer for one of transformers'; one without keys and values stays as it is."""
+        if not isinstance(layer, DynamicLayer):
+            return layer
+        if has_states(layer):
+            return StateAndKVCacheLayer(self.write_positions, window, layer.number_of_states)
+        return KVCacheLayer(self.write_positions, window)
+
+    @property
+    def state_layers(self) -> list[Any]:
+        """The layers that hold running states."""
+        return [layer for layer in self.layers if has_states(layer)]
 
     @property
     def row_layers(self) -> list[KVCacheLayer]:
@@ -192,6 +213,8 @@ class KVCache(Cache):
         """Copy the first `length` tokens that a filled transformers cache holds."""
         self.write_positions.capacity = max(self.write_positions.capacity, length + 1)
         for layer, old in zip(self.layers, cache.layers, strict=False):
+            if has_states(layer):
+                _copy_states(old, layer)
             if not isinstance(layer, KVCacheLayer):
                 continue
             held = old.keys.shape[2]
@@ -212,6 +235,8 @@ class KVCache(Cache):
         while len(cache.layers) < len(self.layers):  # made without a config, it adds layers when they are used
             cache.layers.append(DynamicLayer())
         for layer, out in zip(self.layers, cache.layers, strict=True):
+            if has_states(layer):
+                _copy_states(layer, out)
             if not isinstance(layer, KVCacheLayer) or not layer.is_initialized:
                 continue
             first = 0
@@ -221,6 +246,19 @@ class KVCache(Cache):
             if not out.is_initialized:
                 out.lazy_initialization(layer.keys, layer.values)
             out.keys, out.values = (_left_padded(kept, first, lengths, pads) for kept in (layer.keys, layer.values))
+
+
+def _copy_states(source: Any, target: Any) -> None:
+    """Copy the running states of a cache layer to another one."""
+    for i in range(source.number_of_states):
+        for name in ("conv_states", "recurrent_states"):
+            state = getattr(source, name)[i]
+            getattr(target, name)[i] = None if state is None else state.clone()
+            getattr(target, f"is_{name}_initialized")[i] = state is not None
+        target.has_previous_state[i] = source.has_previous_state[i]
+        target.conv_kernel_size[i] = source.conv_kernel_size[i]
+    if source.conv_states[0] is not None and target.device is None:
+        target.dtype, target.device = source.conv_states[0].dtype, source.conv_states[0].device
 
 
 def _left_padded(kept: Tensor, first: int, lengths: Sequence[int], pads: Sequence[int]) -> Tensor:
@@ -240,5 +278,5 @@ def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _is_supported(layer: Any) -> bool:
-    plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
+    plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) or has_states(layer)
     return plain or type(layer).__name__ == "DummyLayer"  # stores nothing: it shares another layer's keys and values

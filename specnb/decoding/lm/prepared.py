@@ -15,13 +15,14 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 from transformers.utils import ModelOutput
 
 from specnb import compat
 from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.lm.base import LM, LMOptions, model_device
 from specnb.decoding.lm.model_inputs import forward_parameters
+from specnb.decoding.lm.snapshots import Snapshots, has_states
 
 """The names of the cache argument: "cache" since transformers 5.24, "past_key_values" before."""
 _MAX_STORED_ARGUMENTS = 64  # one entry per text length; more than a draft and a step need
@@ -85,7 +86,7 @@ class PreparedLM(LM):
         name = next((name for name in compat.CACHE_NAMES if name in arguments), compat.CACHE_NAMES[0])
         if self._cache is None:
             self._cache = arguments.get(name)
-            self._start_recording(self._cache)
+            self._start_recording(self._cache, start)
         else:
             arguments = arguments | {name: self._cache}
         before = _layer_lengths(self._cache)
@@ -124,9 +125,10 @@ class PreparedLM(LM):
                 "use method='plain'."
             )
         if cache is not self._cache:
-            self._start_recording(cache)
+            self._start_recording(cache, len(self._cached_ids))
         self._cache = cache
-        fixed = [layer for layer in getattr(cache, "layers", ()) if not getattr(layer, "is_croppable", True)]
+        layers = [layer for layer in getattr(cache, "layers", ()) if not has_states(layer)]
+        fixed = [layer for layer in layers if not getattr(layer, "is_croppable", True)]
         kinds = sorted({type(layer).__name__ for layer in fixed if _is_filled(layer)})
         if self._rolls_back and kinds:
             raise Unsupported(
@@ -135,8 +137,8 @@ class PreparedLM(LM):
             )
         self._started = True
 
-    def _start_recording(self, cache: Any) -> None:
-        """Make the cache's layers keep what a rollback needs."""
+    def _start_recording(self, cache: Any, length: int) -> None:
+        """Make the cache's layers keep what a rollback needs. The cache holds `length` tokens."""
         sliding = any(getattr(layer, "is_sliding", False) for layer in getattr(cache, "layers", ()))
         if self._rolls_back and sliding and not _sliding_window_rolls_back():
             raise Unsupported(
@@ -144,8 +146,13 @@ class PreparedLM(LM):
                 f"takes a newer transformers than {transformers.__version__}: update it, or use method='plain'."
             )
         if self._rolls_back and hasattr(cache, "activate_past_recording"):
-            cache.activate_past_recording()
-            self._records_past = any(hasattr(layer, "record_past") for layer in cache.layers)
+            states = [layer for layer in cache.layers if has_states(layer)]
+            if states and self._snapshots is None:
+                self._snapshots = Snapshots(states, length)
+            for layer in cache.layers:
+                if hasattr(layer, "activate_past_recording") and type(layer) is not LinearAttentionLayer:
+                    layer.activate_past_recording()
+                    self._records_past |= not has_states(layer)
 
     def _crop(self, n: int, num_committed: int) -> bool:
         """Crop the cache to the first `n` tokens.
@@ -159,11 +166,12 @@ class PreparedLM(LM):
         held = len(self._cached_ids)
         if n == 0 or n < self._min_length:
             self._cache, self._past, self._arguments, self._started, self._min_length = None, None, {}, False, 0
+            self._snapshots = None
             return False
         if self._rolls_back and (n < held or n <= num_committed):
             for i, layer in enumerate(self._cache.layers):
                 if _is_filled(layer) and i not in self._fixed_layers:
-                    layer.crop(n - held)  # also by 0, which drops what was recorded
+                    _crop_keys(layer, n - held)  # also by 0, which drops what was recorded
             self._min_length = n if self._records_past else 0
         return True
 
@@ -184,13 +192,21 @@ class PreparedLM(LM):
             del self._arguments[length]
         return arguments
 
+    def _bring_back(self, row: Row) -> None:
+        """Bring the cache to all tokens of the row but the last."""
+        length = len(row.ids) - 1
+        if self._snapshots is not None and (start := self._snapshots.roll_back(length)) < length:
+            self._forward([row], [row.ids[start:length]], [start], 0)
+            return
+        self._crop(length, len(row.ids))
+
     def export_cache(self, cache: Any, rows: Sequence[Row]) -> Any:
         """The cache with all tokens but the last; None if the row had padding."""
         row = rows[0]
         if row.padding:
             return None
         if self._rolls_back and self._cache is not None and len(self._cached_ids) >= len(row.ids):
-            self._crop(len(row.ids) - 1, len(row.ids))
+            self._bring_back(row)
         return self._cache
 
 
@@ -237,6 +253,16 @@ def cached_length(cache: Any) -> int:
         return 0 if cache is None else int(cache.get_seq_length())
     except ValueError:
         return 0
+
+
+def _crop_keys(layer: Any, change: int) -> None:
+    """Crop a layer of the cache by `-change` tokens; its running states are rolled back by `Snapshots`."""
+    if not has_states(layer):
+        layer.crop(change)
+    elif isinstance(layer, DynamicSlidingWindowLayer):
+        DynamicSlidingWindowLayer.crop(layer, change)
+    elif isinstance(layer, DynamicLayer):
+        DynamicLayer.crop(layer, change)
 
 
 @cache
