@@ -41,6 +41,8 @@ class Step:
         target_probabilities: with `probabilities=True`, what the target's distribution, after all logits processors,
             gave each drafted token up to the first rejected one.
         lookahead_token: in prompt lookup, the token that would have been drafted next.
+        replayed_tokens: committed tokens that the pass fed again, since running states (linear attention, Mamba) can
+            only be rolled back to a copy.
         logprobs: per emitted token, its log-probability: the log-softmax of the target's logits before any logits
             processor, temperature included (vLLM's default). None with `logprobs=False`.
         top_logprobs: with `top_logprobs=n`, per emitted token, the n best `(id, logprob)` of the same distribution.
@@ -61,6 +63,7 @@ class Step:
     draft_probabilities: tuple[float, ...] | None = None
     target_probabilities: tuple[float, ...] | None = None
     lookahead_token: int | None = None
+    replayed_tokens: int = 0
     logprobs: tuple[float, ...] | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
     draft_top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None

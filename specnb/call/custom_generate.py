@@ -309,4 +309,7 @@ class CustomGenerate:
 def _runtime(target: LM, drafter: Any) -> dict[str, dict[str, Any]]:
     """The runtime optimizations of the models, by role."""
     lm = getattr(drafter, "lm", None)
-    return {"target": asdict(target.runtime)} | ({} if lm is None else {"assistant": asdict(lm.runtime)})
+    roles = {"target": target} if lm is None else {"target": target, "assistant": lm}
+    return {
+        role: {**asdict(one.runtime), "state_snapshot_bytes": one.state_snapshot_bytes} for role, one in roles.items()
+    }

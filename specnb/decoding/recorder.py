@@ -20,13 +20,14 @@ from specnb.trace import Step
 class RowStep:
     """One row's part in one step: its draft, the distributions over it, and the tokens committed so far."""
 
-    __slots__ = ("accepted", "block", "draft", "emitted", "position", "row")
+    __slots__ = ("accepted", "block", "draft", "emitted", "position", "replayed_tokens", "row")
 
-    def __init__(self, row: Row, draft: Draft, block: BlockDistributions) -> None:
+    def __init__(self, row: Row, draft: Draft, block: BlockDistributions, replayed_tokens: int = 0) -> None:
         self.row, self.draft, self.block = row, draft, block
         self.position = len(row.ids)
         self.emitted: list[int] = []
         self.accepted = 0
+        self.replayed_tokens = replayed_tokens
 
 
 class StepClock:
@@ -98,6 +99,7 @@ class Recorder:
                 row=row_step.row.index,
                 match_length=row_step.draft.match_length,
                 lookahead_token=row_step.draft.lookahead_token,
+                replayed_tokens=row_step.replayed_tokens,
                 distances=tuple(row_step.block.distances) or None,
                 draft_probabilities=tuple(row_step.draft.probabilities or ()) or None,
                 **seconds,

@@ -41,7 +41,8 @@ class Adaptive:
     A step with k drafted tokens yields 1 + a1 + a1 a2 + ... + a1...ak expected tokens (Leviathan et al. 2211.17192,
     section 3.1, with an acceptance rate a_i per position) in the time of k draft tokens and of a target pass over k + 1
     tokens. Acceptance rates are kept by position and by match_length, and older steps count less. The time of block
-    sizes that have not been measured is interpolated. While plain decoding looks best, a draft is tried from time to
+    sizes that have not been measured is interpolated. Where the target has running states, a rejected draft also costs a
+    longer next pass. While plain decoding looks best, a draft is tried from time to
     time, less often if it did not help. No such trial is needed in prompt lookup, which reports its `lookahead_token`.
 
     Args:
@@ -60,6 +61,8 @@ class Adaptive:
         self.accepted: dict[tuple[int, int], float] = defaultdict(float)
         self.steps = self.drafting_steps = 0
         self.plain_steps, self.probe_after = 0, self.FIRST_PROBE
+        self.replays = False  # the target has running states, so that a rejected draft makes the next pass longer
+        self.pending = 0  # tokens that the next pass feeds again
         self.knows_lookahead = False  # the drafter reports it, so no trial drafts are needed
 
     def length(self, match_length: int = 0) -> int:
@@ -76,7 +79,10 @@ class Adaptive:
         self.steps += 1
         k = len(step.drafted)
         if self.steps > 1:  # the first pass includes the prompt
-            self.verify_seconds[k + 1] = _moving_average(self.verify_seconds.get(k + 1), step.verify_seconds)
+            size = k + 1 + step.replayed_tokens
+            self.verify_seconds[size] = _moving_average(self.verify_seconds.get(size), step.verify_seconds)
+        self.replays |= step.replayed_tokens > 0
+        self.pending = step.replayed_tokens + len(step.emitted) if self.replays and step.rejected else 0
         if step.lookahead_token is not None:
             self.knows_lookahead = True
             # the token after a full draft shows whether one more would have been accepted
@@ -107,7 +113,10 @@ class Adaptive:
             if k:
                 reached *= next(acceptance)
                 tokens += reached
-            seconds = max(self._cost(k + 1) + k * (self.draft_seconds or 0.0), 1e-9)  # a coarse clock may measure 0
+            size = k + 1 + self.pending
+            seconds = max(self._cost(size) + k * (self.draft_seconds or 0.0), 1e-9)  # a coarse clock may measure 0
+            if self.replays and k:
+                seconds += (1 - reached) * max(0.0, self._cost(size + round(tokens)) - self._cost(size))
             if tokens / seconds > highest:
                 best, highest = k, tokens / seconds
         return best

@@ -47,6 +47,7 @@ class LM:
     Attributes:
         hidden_states: by row index, the position of the first state and the states `[n, size]` after the final norm.
         passes: number of `logits()` calls.
+        replayed_tokens: by row index, how many cached tokens the last call fed again, to bring running states back.
     """
 
     drafts_first = True
@@ -65,12 +66,18 @@ class LM:
         self.device = model_device(model)
         self.vocab_size = int(self.config.vocab_size)
         self.passes = 0
+        self.replayed_tokens: dict[int, int] = {}
         self.hidden_states: dict[int, tuple[int, Tensor]] = {}
         self._stores_all_hidden_states = options.hidden_states == "all"
         self._cached = {row.index: 0 for row in rows}  # number of committed tokens in the cache
         self._proposed: dict[int, list[int]] = {row.index: [] for row in rows}  # drafted tokens cached after them
         self._prefill_chunk_size: int | None = None
         self._snapshots: Snapshots | None = None  # of a cache with running states, for one row
+
+    @property
+    def state_snapshot_bytes(self) -> int:
+        """Memory of the copies of running states."""
+        return 0 if self._snapshots is None else self._snapshots.nbytes
 
     @property
     def limit(self) -> int | None:
@@ -175,7 +182,8 @@ class LM:
         start = self._num_cached(row, draft_tokens, num_logits)
         if self._snapshots is None:
             return start
-        start = self._snapshots.roll_back(start)
+        agreed, start = start, self._snapshots.roll_back(start)
+        self.replayed_tokens[row.index] = agreed - start
         if not draft_tokens:
             return start
         known = len(row.ids) - max(0, num_logits - len(draft_tokens))  # committed tokens whose logits nobody needs

@@ -25,6 +25,7 @@ class RowwiseLM(LM):
         self.runtime = one.runtime
         self.drafts_first = one.drafts_first
         self.passes = 0
+        self.replayed_tokens: dict[int, int] = {}
         self.hidden_states: dict[int, tuple[int, Tensor]] = {}
 
     def logits(
@@ -36,8 +37,14 @@ class RowwiseLM(LM):
             self.lms[row.index].logits([row], [e], [k])[0]
             for row, e, k in zip(rows, draft_tokens, num_logits, strict=True)
         ]
+        self.replayed_tokens = {row.index: n for row in rows for n in self.lms[row.index].replayed_tokens.values()}
         self.hidden_states = {row.index: found for row in rows for found in self.lms[row.index].hidden_states.values()}
         return out
+
+    @property
+    def state_snapshot_bytes(self) -> int:
+        """Memory of the copies of running states, of all rows."""
+        return sum(lm.state_snapshot_bytes for lm in self.lms.values())
 
     def advance(self, rows: Sequence[Row], draft_tokens: Sequence[Sequence[int]]) -> None:
         """Bring the caches to these tokens, without logits."""
