@@ -392,7 +392,7 @@ def test_SPD_01_no_copy_of_the_store_per_step() -> None:
     from specnb.decoding.contracts import Row
     from specnb.decoding.distributions import Processors
     from specnb.decoding.lm.cached import CachedLM
-from specnb.decoding.lm.model_inputs import CacheSize
+    from specnb.decoding.lm.model_inputs import CacheSize
     from specnb.decoding.schedules import Constant
 
     row = Row(0, tiny.ids(0, 30)[0].tolist(), 100, torch.Generator(), Processors(), Constant(5))
@@ -410,7 +410,7 @@ def test_SPD_01_the_store_grows_geometrically() -> None:
     from specnb.decoding.contracts import Row
     from specnb.decoding.distributions import Processors
     from specnb.decoding.lm.cached import CachedLM
-from specnb.decoding.lm.model_inputs import CacheSize
+    from specnb.decoding.lm.model_inputs import CacheSize
     from specnb.decoding.schedules import Constant
 
     row = Row(0, [5], 10**6, torch.Generator(), Processors(), Constant(5))
