@@ -106,8 +106,17 @@ def jupyterlab(group: Group, log: Any) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(ROOT / "binder" / "start"), sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root",
-               "--ip=127.0.0.1", f"--port={port}", f"--ServerApp.root_dir={ROOT}"]  # fmt: skip
+    command = [
+        str(ROOT / "binder" / "start"),
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--ip=127.0.0.1",
+        f"--port={port}",
+        f"--ServerApp.root_dir={ROOT}",
+    ]
     with tempfile.TemporaryDirectory() as home:
         own = {name: f"{home}/{name}" for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")}
         process = subprocess.Popen(

@@ -78,8 +78,19 @@ def mtp_tensors(saved: dict[str, Tensor], layers: int, mtp: int, read: float, se
     return made
 
 
-def write_mtp(folder: Path, kind: str, layers: int = 2, mtp: int = 1, *, prefix: bool = True, shards: bool = False,
-              drop: str | None = None, read: float = 0.03, seed: int = 5, **shape: Any) -> Path:  # fmt: skip
+def write_mtp(
+    folder: Path,
+    kind: str,
+    layers: int = 2,
+    mtp: int = 1,
+    *,
+    prefix: bool = True,
+    shards: bool = False,
+    drop: str | None = None,
+    read: float = 0.03,
+    seed: int = 5,
+    **shape: Any,
+) -> Path:
     """A checkpoint on disk. `prefix`: names begin with "model."; `drop`: leave out MTP tensors whose names hold this."""
     model = mtp_target(kind, layers, **shape)
     model.save_pretrained(folder, **({"max_shard_size": "40KB"} if shards else {}))
@@ -161,8 +172,16 @@ def _shape_gemma(model: PreTrainedModel, seed: int, spread: float, post: float) 
                 parameter.fill_(post)
 
 
-def gemma4_target(vocab: int = VOCAB, hidden: int = 32, shared: int = 2, per_layer: int = 8, spread: float = 0.25, *,
-                  composite: bool = False, vision: dict[str, Any] | None = None) -> PreTrainedModel:  # fmt: skip
+def gemma4_target(
+    vocab: int = VOCAB,
+    hidden: int = 32,
+    shared: int = 2,
+    per_layer: int = 8,
+    spread: float = 0.25,
+    *,
+    composite: bool = False,
+    vision: dict[str, Any] | None = None,
+) -> PreTrainedModel:
     """Six layers, sliding and full; `shared` last ones reuse keys and values. `composite`: the multimodal class, with a vision
     tower of this shape or without one."""
     types = ["sliding_attention", "sliding_attention", "full_attention"] * 2

@@ -53,7 +53,10 @@ def test_every_field_of_a_generation_config_is_in_the_table() -> None:
     new = signature(GenerationMixin.generate).parameters.keys() - generate_options.PARAMETERS.keys()
     assert not new, f"generate() has parameters that specnb does not know: {sorted(new)}"
     refused = {
-        name for table in (generate_options.FIELDS, generate_options.PARAMETERS) for name, what in table.items() if what == "refused"
+        name
+        for table in (generate_options.FIELDS, generate_options.PARAMETERS)
+        for name, what in table.items()
+        if what == "refused"
     }
     assert refused - {"custom_generate"} == unsupported.REFUSED
 

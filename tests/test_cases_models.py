@@ -71,8 +71,13 @@ def pictured(rows: int) -> dict[str, torch.Tensor]:
         types.append((prompts[-1] == 60).long())
     ids, mask = padded(prompts)
     pixels = torch.randn(16 * rows, 12, generator=torch.Generator().manual_seed(2))
-    return {"input_ids": ids, "attention_mask": mask, "mm_token_type_ids": padded(types)[0], "pixel_values": pixels,
-            "image_grid_thw": torch.tensor([[1, 4, 4]] * rows)}  # fmt: skip
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "mm_token_type_ids": padded(types)[0],
+        "pixel_values": pixels,
+        "image_grid_thw": torch.tensor([[1, 4, 4]] * rows),
+    }
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -100,8 +105,14 @@ def test_VL_01_positions_of_the_users_own() -> None:
 
 
 # ---------------------------------------------------------------- RP-01: rotary embeddings that follow the length
-LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "factor": 8.0,
-        "long_factor": [1.5, 3.0, 6.0, 12.0], "original_max_position_embeddings": 12}  # fmt: skip
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 4,
+    "factor": 8.0,
+    "long_factor": [1.5, 3.0, 6.0, 12.0],
+    "original_max_position_embeddings": 12,
+}
 
 
 @pytest.mark.parametrize("how", HOWS)

@@ -72,8 +72,14 @@ def test_OS_01_nothing_is_kept_unasked() -> None:
     assert len(result.scores) == 5 and result.logits is None
     result = spec(T, X[:1], max_new_tokens=5, **WAYS["lookup"])
     assert result.scores is result.logits is None
-    out = T.generate(X[:1], attention_mask=MASK[:1], max_new_tokens=5, do_sample=False, return_dict_in_generate=True,
-                     custom_generate=specnb.decoder(**WAYS["lookup"]))  # fmt: skip
+    out = T.generate(
+        X[:1],
+        attention_mask=MASK[:1],
+        max_new_tokens=5,
+        do_sample=False,
+        return_dict_in_generate=True,
+        custom_generate=specnb.decoder(**WAYS["lookup"]),
+    )
     assert out.scores is out.logits is None
     kept = spec(T, X[:1], max_new_tokens=5, output_scores=True, **WAYS["lookup"])
     read = GenerationResult.from_json(kept.to_json())
@@ -142,8 +148,15 @@ def test_RD_01_of_padded_rows(rows: int) -> None:
 
 def test_RD_01_no_cache_rather_than_a_wrong_one() -> None:
     """Of rows that ended apart, where no cache was given to fill."""
-    out = T.generate(PAD_IDS, attention_mask=PADDED, max_new_tokens=12, eos_token_id=EOS, do_sample=False,
-                     return_dict_in_generate=True, custom_generate=specnb.decoder(**WAYS["draft"]))  # fmt: skip
+    out = T.generate(
+        PAD_IDS,
+        attention_mask=PADDED,
+        max_new_tokens=12,
+        eos_token_id=EOS,
+        do_sample=False,
+        return_dict_in_generate=True,
+        custom_generate=specnb.decoder(**WAYS["draft"]),
+    )
     assert cache_of(out) is None
 
 
@@ -329,8 +342,15 @@ def test_LP_01_a_processor_that_writes_into_the_scores_does_not_change_them() ->
             return scores
 
     for ids, mask in (ROWS["one"], ROWS["rows"]):
-        result = spec(T, ids, attention_mask=mask, max_new_tokens=8, logits_processor=LogitsProcessorList([Writing()]),
-                      output_logits=True, **WAYS["draft"])  # fmt: skip
+        result = spec(
+            T,
+            ids,
+            attention_mask=mask,
+            max_new_tokens=8,
+            logits_processor=LogitsProcessorList([Writing()]),
+            output_logits=True,
+            **WAYS["draft"],
+        )
         for r, (row, logits) in enumerate(zip(result.rows, logits_of(T, result), strict=True)):
             found = [value for step in row.steps for value in step.logprobs or ()]
             own = logits.log_softmax(-1).gather(1, torch.tensor(row.ids)[:, None]).flatten()

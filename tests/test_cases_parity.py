@@ -205,8 +205,15 @@ def test_PAR_04_processor_with_a_state_in_rows(way: str) -> None:
 @pytest.mark.parametrize("way", DRAFTING)
 def test_PAR_04_block_verification_refuses_a_state(way: str) -> None:
     with no_forward(T, D), pytest.raises(ValueError, match="Parity"):
-        specnb.generate(T, X, do_sample=True, max_new_tokens=5, verification="block",
-                        logits_processor=LogitsProcessorList([Parity()]), **WAYS[way])  # fmt: skip
+        specnb.generate(
+            T,
+            X,
+            do_sample=True,
+            max_new_tokens=5,
+            verification="block",
+            logits_processor=LogitsProcessorList([Parity()]),
+            **WAYS[way],
+        )
 
 
 @pytest.mark.parametrize("way", DRAFTING)
@@ -266,8 +273,18 @@ def test_PAR_07_left_padded_prompt(family: str, way: str) -> None:
 
 @pytest.mark.parametrize("way", DRAFTING)
 def test_PAR_07_encoder_decoder_is_refused_with_the_reason(way: str) -> None:
-    config = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=2, num_heads=4,
-                      decoder_start_token_id=0, eos_token_id=None, pad_token_id=0)  # fmt: skip
+    config = T5Config(
+        vocab_size=64,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_decoder_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     model = T5ForConditionalGeneration(config).eval()
     with no_forward(model, model.get_encoder(), D), pytest.raises(ValueError, match="encoder-decoder"):
         spec(model, tiny.ids(0, 9), max_new_tokens=20, **WAYS[way])

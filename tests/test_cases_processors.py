@@ -246,8 +246,16 @@ def test_PR_another_shape_is_refused_by_name() -> None:
 def test_PR_block_verification_refuses_what_looks_at_all_rows() -> None:
     for name in ("a bias per row", "SynthID", "prefix function"):
         with no_forward(T, D), pytest.raises(ValueError, match="verification='block'"):
-            specnb.generate(T, X, attention_mask=MASK, do_sample=True, max_new_tokens=4, verification="block",
-                            **PROCESSORS[name](), **WAYS["draft"])  # fmt: skip
+            specnb.generate(
+                T,
+                X,
+                attention_mask=MASK,
+                do_sample=True,
+                max_new_tokens=4,
+                verification="block",
+                **PROCESSORS[name](),
+                **WAYS["draft"],
+            )
 
 
 @pytest.mark.parametrize("how", ["draft", "lookup", "block"])
@@ -271,8 +279,17 @@ def test_PR_sampled_rows_that_grow_in_step_follow_the_distribution(how: str) -> 
         texts = torch.cat([texts.repeat_interleave(VOCAB, 0), torch.arange(VOCAB).repeat(len(texts))[:, None]], 1)
     prompts, samples, accepted, cut = PROMPT.repeat(3, 1), [], 0, 0
     for run in range(340):
-        result = specnb.generate(model, prompts, attention_mask=torch.ones_like(prompts), do_sample=True, top_k=0,
-                                 max_new_tokens=NEW + 1, seed=3 * run, **own, **ways[how])  # fmt: skip
+        result = specnb.generate(
+            model,
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=NEW + 1,
+            seed=3 * run,
+            **own,
+            **ways[how],
+        )
         samples += [row.ids[:NEW] for row in result.rows]
         accepted += result.num_accepted_draft_tokens
         cut += sum(len(step.emitted) == step.accepted for step in result.steps)

@@ -358,8 +358,15 @@ DRAFTS: dict[str, Callable[[], Any]] = {
 def test_SPD_01_counters_agree_with_the_models(draft: str, k: int, schedule: str) -> None:
     model = DRAFTS[draft]()
     with watched(T) as calls, watched(model) as of_draft:
-        result = spec(T, X, max_new_tokens=60, assistant_model=model, num_assistant_tokens=k,
-                      num_assistant_tokens_schedule=schedule, **EAGER)  # fmt: skip
+        result = spec(
+            T,
+            X,
+            max_new_tokens=60,
+            assistant_model=model,
+            num_assistant_tokens=k,
+            num_assistant_tokens_schedule=schedule,
+            **EAGER,
+        )
     consistent(result)
     assert result.target_passes == len(result.steps) == len(calls) <= 60
     assert result.num_draft_tokens == len(of_draft)  # one draft pass per drafted token
@@ -392,7 +399,7 @@ def test_SPD_01_no_copy_of_the_store_per_step() -> None:
     from specnb.decoding.contracts import Row
     from specnb.decoding.distributions import Processors
     from specnb.decoding.lm.cached import CachedLM
-from specnb.decoding.lm.model_inputs import CacheSize
+    from specnb.decoding.lm.model_inputs import CacheSize
     from specnb.decoding.schedules import Constant
 
     row = Row(0, tiny.ids(0, 30)[0].tolist(), 100, torch.Generator(), Processors(), Constant(5))
@@ -410,7 +417,6 @@ def test_SPD_01_the_store_grows_geometrically() -> None:
     from specnb.decoding.contracts import Row
     from specnb.decoding.distributions import Processors
     from specnb.decoding.lm.cached import CachedLM
-from specnb.decoding.lm.model_inputs import CacheSize
     from specnb.decoding.schedules import Constant
 
     row = Row(0, [5], 10**6, torch.Generator(), Processors(), Constant(5))

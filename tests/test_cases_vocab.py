@@ -33,8 +33,18 @@ def test_VOC_01_padded_embeddings(size: str) -> None:
     for given in ({}, {"tokenizer": tokenizer, "assistant_tokenizer": tiny.byte_tokenizer()}):
         result = spec(model, prompt, max_new_tokens=20, assistant_model=draft, **given, **EAGER)
         assert list(result.ids) == expected
-        sampled = specnb.generate(model, prompt, do_sample=True, top_k=0, temperature=2.0, max_new_tokens=40, seed=1,
-                                  assistant_model=draft, **given, **EAGER)  # fmt: skip
+        sampled = specnb.generate(
+            model,
+            prompt,
+            do_sample=True,
+            top_k=0,
+            temperature=2.0,
+            max_new_tokens=40,
+            seed=1,
+            assistant_model=draft,
+            **given,
+            **EAGER,
+        )
         for step in result.steps + sampled.steps:
             assert all(token < min(394, SIZES[size]) for token in step.drafted)
         assert all(token < 394 for token in sampled.ids)
@@ -157,8 +167,16 @@ def sampled(
     model: PreTrainedModel, draft: PreTrainedModel, prompt: Tensor, runs: int, **options: Any
 ) -> list[tuple[int, ...]]:
     prompts = prompt.repeat(runs, 1)
-    result = specnb.generate(model, prompts, attention_mask=torch.ones_like(prompts), do_sample=True, seed=7000,
-                             assistant_model=draft, **EAGER, **options)  # fmt: skip
+    result = specnb.generate(
+        model,
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        do_sample=True,
+        seed=7000,
+        assistant_model=draft,
+        **EAGER,
+        **options,
+    )
     return [row.ids for row in result.rows]
 
 
@@ -191,8 +209,17 @@ def test_SMP_02_an_argmax_drafter_is_a_point_mass() -> None:
     """A greedy copy of the target as draft text: prompt lookup proposes it without a distribution; the distribution is kept."""
     prompt = torch.tensor([[9, 5, 6, 7, 9, 5, 6, 7, 9, 5, 6]])
     prompts = prompt.repeat(3000, 1)
-    result = specnb.generate(S_T, prompts, attention_mask=torch.ones_like(prompts), do_sample=True, top_k=0, temperature=0.6,
-                             max_new_tokens=2, seed=1, method="prompt_lookup")  # fmt: skip
+    result = specnb.generate(
+        S_T,
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        do_sample=True,
+        top_k=0,
+        temperature=0.6,
+        max_new_tokens=2,
+        seed=1,
+        method="prompt_lookup",
+    )
     assert all(row.steps[0].drafted == (7,) for row in result.rows)
     assert within_noise([row.ids[0] for row in result.rows], distribution_after(S_T, prompt, {"temperature": 0.6}))
 
@@ -201,9 +228,18 @@ def test_SMP_02_the_gemma_4_drafter_is_not_taken_for_a_draft_model() -> None:
     """It has no cache of its own: what comes out is the target's text, or a refusal before the first pass."""
     if not hasattr(transformers, "Gemma4AssistantForCausalLM"):
         pytest.skip("this version of transformers has no Gemma 4 drafter")
-    own = {"head_dim": 8, "global_head_dim": 16, "sliding_window": 6, "hidden_size_per_layer_input": 0, "num_hidden_layers": 2,
-           "vocab_size_per_layer_input": 0, "num_kv_shared_layers": 2, "enable_moe_block": False, "use_double_wide_mlp": False,
-           "layer_types": ["sliding_attention", "full_attention"]}  # fmt: skip
+    own = {
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "sliding_window": 6,
+        "hidden_size_per_layer_input": 0,
+        "num_hidden_layers": 2,
+        "vocab_size_per_layer_input": 0,
+        "num_kv_shared_layers": 2,
+        "enable_moe_block": False,
+        "use_double_wide_mlp": False,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
     text = transformers.Gemma4TextConfig(**tiny._shape(64, hidden=16, layers=2) | own)
     config = transformers.Gemma4AssistantConfig(text_config=text, backbone_hidden_size=32)
     drafter, target = transformers.Gemma4AssistantForCausalLM(config).eval(), tiny.gemma4()

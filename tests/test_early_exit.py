@@ -267,8 +267,14 @@ def test_STA_01_an_interrupt_leaves_the_model_as_it_was(call: int) -> None:
     model = tiny.llama()
     expected, before = plain(model, X, max_new_tokens=8), snapshot(model)
     with pytest.raises(KeyboardInterrupt):
-        spec(model, X, max_new_tokens=20, assistant_early_exit=2,
-             logits_processor=LogitsProcessorList([Interrupt(call)]), **STEADY)  # fmt: skip
+        spec(
+            model,
+            X,
+            max_new_tokens=20,
+            assistant_early_exit=2,
+            logits_processor=LogitsProcessorList([Interrupt(call)]),
+            **STEADY,
+        )
     same(before, snapshot(model))
     assert model.config.num_hidden_layers == 4
     assert plain(model, X, max_new_tokens=8) == expected
@@ -294,8 +300,15 @@ def test_STA_02_other_architectures_work_or_are_refused_by_name(name: str) -> No
     expected, seen = plain(model, X, max_new_tokens=16), []
     for k in (1, 4):
         try:
-            result = spec(model, X, max_new_tokens=16, assistant_early_exit=1, num_assistant_tokens=k,
-                          on_step=seen.append, **STEADY)  # fmt: skip
+            result = spec(
+                model,
+                X,
+                max_new_tokens=16,
+                assistant_early_exit=1,
+                num_assistant_tokens=k,
+                on_step=seen.append,
+                **STEADY,
+            )
         except ValueError as refusal:
             assert name in str(refusal)  # noqa: PT017
             assert not seen

@@ -20,8 +20,10 @@ from specnb.runtime import prepacked_linear as packed
 
 X = tiny.ids(0, 9)
 METHODS: dict[str, dict[str, Any]] = {
-    "plain": {}, "prompt lookup": {"prompt_lookup_num_tokens": 4}, "early exit": {"assistant_early_exit": 2, **STEADY},
-}  # fmt: skip
+    "plain": {},
+    "prompt lookup": {"prompt_lookup_num_tokens": 4},
+    "early exit": {"assistant_early_exit": 2, **STEADY},
+}
 
 
 class Lora(nn.Module):

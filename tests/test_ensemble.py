@@ -46,7 +46,10 @@ def distributions_of(w: float, p_logits: Tensor, q: Tensor, drafted: list[int]) 
 def test_SMP_05_the_output_distribution_is_the_mix_exactly(w: float, zeros: int) -> None:
     """Enumerated over drafted tokens and decisions; the distribution of the token that comes out is w p + (1 - w) q."""
     for seed in range(8):
-        logits, q = random_distribution(seed + 50, zeros=zeros // 2).log().float(), random_distribution(seed, zeros=zeros)
+        logits, q = (
+            random_distribution(seed + 50, zeros=zeros // 2).log().float(),
+            random_distribution(seed, zeros=zeros),
+        )
         p = logits.softmax(-1).double()
         out, mixed = torch.zeros(6, dtype=torch.float64), w * p + (1 - w) * q
         for x in range(6):
@@ -58,14 +61,18 @@ def test_SMP_05_the_output_distribution_is_the_mix_exactly(w: float, zeros: int)
             out[x] += q[x] * accept
             out += q[x] * (1 - accept) * residual(v, q, x)
         assert (out - mixed).abs().max() < 1e-7
-        assert (distributions_of(w, logits[None].repeat(2, 1), q[None], [int(q.argmax())])[1].double() - p).abs().max() < 1e-7
+        assert (
+            distributions_of(w, logits[None].repeat(2, 1), q[None], [int(q.argmax())])[1].double() - p
+        ).abs().max() < 1e-7
 
 
 def test_SMP_05_block_verification_follows_the_mix_too() -> None:
     """Two drafted positions: the joint distribution of the first two tokens is v1 v2, enumerated."""
     w, n = 0.6, 4
     q = torch.stack([random_distribution(1, n), random_distribution(2, n)])
-    logits = torch.stack([random_distribution(3, n), random_distribution(4, n), random_distribution(5, n)]).log().float()
+    logits = (
+        torch.stack([random_distribution(3, n), random_distribution(4, n), random_distribution(5, n)]).log().float()
+    )
     p = logits.softmax(-1).double()
     v = [w * p[i] + (1 - w) * q[i] for i in range(2)]
     joint = torch.zeros(n, n, dtype=torch.float64)
@@ -114,9 +121,19 @@ def sampled(setting: str, w: float, runs: int = 1536, k: int = 4, **options: Any
     while len(texts) < runs:
         prompts = PROMPT.repeat(512, 1)
         result = specnb.generate(
-            T, prompts, attention_mask=torch.ones_like(prompts), do_sample=True, max_new_tokens=4, seed=10**6 + len(texts),
-            assistant_model=D, num_assistant_tokens=k, assistant_ensemble_weight=w, **STEADY, **SETTINGS[setting], **options,
-        )  # fmt: skip
+            T,
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=True,
+            max_new_tokens=4,
+            seed=10**6 + len(texts),
+            assistant_model=D,
+            num_assistant_tokens=k,
+            assistant_ensemble_weight=w,
+            **STEADY,
+            **SETTINGS[setting],
+            **options,
+        )
         texts += [row.ids[:3] for row in result.rows]
     return texts
 
@@ -125,10 +142,17 @@ def follows(texts: list[tuple[int, ...]], distribution: Tensor) -> bool:
     """Within what a true sample of that size exceeds in 1 of 1,000 cases, for the first, the first two and all three."""
     generator = torch.Generator().manual_seed(0)
     n, edges = len(texts), distribution.cumsum(0).clamp(max=1)
-    simulated = torch.stack([
-        torch.searchsorted(edges, torch.rand(n, generator=generator, dtype=torch.float64)).clamp(max=len(distribution) - 1)
-        .bincount(minlength=len(distribution)) for _ in range(1000)
-    ]) / n  # fmt: skip
+    simulated = (
+        torch.stack(
+            [
+                torch.searchsorted(edges, torch.rand(n, generator=generator, dtype=torch.float64))
+                .clamp(max=len(distribution) - 1)
+                .bincount(minlength=len(distribution))
+                for _ in range(1000)
+            ]
+        )
+        / n
+    )
     seen = (torch.tensor(texts) @ torch.tensor([VOCAB**2, VOCAB, 1])).bincount(minlength=len(distribution)).double() / n
     for size in (1, 2, 3):
         shape = (VOCAB**size, -1)
@@ -201,8 +225,16 @@ def test_rows_are_their_single_runs() -> None:
 # ---------------------------------------------------------------- the mark and the distances
 def test_SMP_05_the_result_says_that_it_is_lossy() -> None:
     for sample in (False, True):
-        result = specnb.generate(G_T, X, do_sample=sample, seed=1, max_new_tokens=20, assistant_model=G_D,
-                                 assistant_ensemble_weight=0.5, **STEADY)  # fmt: skip
+        result = specnb.generate(
+            G_T,
+            X,
+            do_sample=sample,
+            seed=1,
+            max_new_tokens=20,
+            assistant_model=G_D,
+            assistant_ensemble_weight=0.5,
+            **STEADY,
+        )
         assert result.lossy
         assert result.options["assistant_ensemble_weight"] == 0.5
         again = specnb.GenerationResult.from_json(result.to_json())

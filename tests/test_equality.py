@@ -211,23 +211,46 @@ def test_right_padding_is_cut_off() -> None:
 # Where a model builds masks or positions of its own, rows are refused; what runs is right.
 OTHERS: dict[str, dict[str, Any]] = {
     "OPTForCausalLM": {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.3},
-    "GPTNeoForCausalLM": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 6},
+    "GPTNeoForCausalLM": {
+        "num_layers": 2,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 6,
+    },
     "BloomForCausalLM": {"n_layer": 2, "n_head": 4},
     "FalconForCausalLM": {"alibi": True, "new_decoder_architecture": False},
     "MptForCausalLM": {"d_model": 32, "n_heads": 4, "n_layers": 2, "use_cache": True},
-    "BartForCausalLM": {"d_model": 32, "decoder_layers": 2, "decoder_ffn_dim": 64, "decoder_attention_heads": 4, "init_std": 0.3,
-                        "is_decoder": True, "is_encoder_decoder": False},
-    "Llama4ForCausalLM": {"head_dim": 8, "attention_chunk_size": 6, "num_local_experts": 2, "intermediate_size_mlp": 64,
-                          "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]},
+    "BartForCausalLM": {
+        "d_model": 32,
+        "decoder_layers": 2,
+        "decoder_ffn_dim": 64,
+        "decoder_attention_heads": 4,
+        "init_std": 0.3,
+        "is_decoder": True,
+        "is_encoder_decoder": False,
+    },
+    "Llama4ForCausalLM": {
+        "head_dim": 8,
+        "attention_chunk_size": 6,
+        "num_local_experts": 2,
+        "intermediate_size_mlp": 64,
+        "layer_types": ["chunked_attention", "full_attention"],
+        "no_rope_layers": [1, 0],
+    },
     "Gemma2ForCausalLM": {"head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 8},
-    "GptOssForCausalLM": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6,
-                          "layer_types": ["sliding_attention", "full_attention"],
-                          "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "GptOssForCausalLM": {
+        "head_dim": 8,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    },
     "Phi3ForCausalLM": {"sliding_window": 6},
     "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0]},
     "OpenAIGPTLMHeadModel": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "initializer_range": 0.5},
     "RwkvForCausalLM": {"attention_hidden_size": 32},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -260,10 +283,21 @@ def test_other_architectures_are_exact_or_refused(name: str) -> None:
 RECURRENT: dict[str, dict[str, Any]] = {
     "MambaForCausalLM": {},
     "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
-    "RecurrentGemmaForCausalLM": {"lru_width": 32, "attention_window_size": 6, "block_types": ["recurrent", "attention"]},
-    "JambaForCausalLM": {"num_experts": 2, "attn_layer_offset": 1, "attn_layer_period": 2, "expert_layer_period": 2,
-                         "expert_layer_offset": 1, "use_mamba_kernels": False, "mamba_dt_rank": 4},
-}  # fmt: skip
+    "RecurrentGemmaForCausalLM": {
+        "lru_width": 32,
+        "attention_window_size": 6,
+        "block_types": ["recurrent", "attention"],
+    },
+    "JambaForCausalLM": {
+        "num_experts": 2,
+        "attn_layer_offset": 1,
+        "attn_layer_period": 2,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "use_mamba_kernels": False,
+        "mamba_dt_rank": 4,
+    },
+}
 
 
 @pytest.mark.parametrize("name", RECURRENT)

@@ -221,8 +221,15 @@ def test_options_that_have_to_be_bound(name: str) -> None:
     model, how, _ = way(name)
     bound = {key: value for key, value in how.items() if "model" in key or "tokenizer" in key}
     decoder = specnb.decoder(num_assistant_tokens=7, **bound)
-    out = model.generate(X, attention_mask=torch.ones_like(X), do_sample=False, max_new_tokens=12, num_assistant_tokens=2,
-                         assistant_confidence_threshold=0.001, custom_generate=decoder)  # fmt: skip
+    out = model.generate(
+        X,
+        attention_mask=torch.ones_like(X),
+        do_sample=False,
+        max_new_tokens=12,
+        num_assistant_tokens=2,
+        assistant_confidence_threshold=0.001,
+        custom_generate=decoder,
+    )
     assert out[0, 7:].tolist() == plain(model, X, max_new_tokens=12)
     assert decoder.result is not None
     assert decoder.result.method == {"Gemma 4": "gemma4_assistant"}.get(name, name.replace(" ", "_"))

@@ -98,10 +98,28 @@ def cell(ip: Any, engine: Engine) -> Any:
 
 # ---- MAG-01: the body
 BODIES = [
-    "{v: k for k, v in d.items()}", '{"a": {"b": [1]}}', "{{x}} {0} {", "$HOME %s \\\\n", "naïve 漢字 😀", "a;", "  leading",
-    "'quotes' \"double\"", "'''triple''' \"\"\"", "trailing  \n\n", ">>> x = 1\n... y", "In [1]: x", "a\\\nb", "\ttab", "a\n\n b\n",
-    "!ls", "?x", "x?", "%time x", "\n\nblank lines first", "line\u2028separator",
-]  # fmt: skip
+    "{v: k for k, v in d.items()}",
+    '{"a": {"b": [1]}}',
+    "{{x}} {0} {",
+    "$HOME %s \\\\n",
+    "naïve 漢字 😀",
+    "a;",
+    "  leading",
+    "'quotes' \"double\"",
+    "'''triple''' \"\"\"",
+    "trailing  \n\n",
+    ">>> x = 1\n... y",
+    "In [1]: x",
+    "a\\\nb",
+    "\ttab",
+    "a\n\n b\n",
+    "!ls",
+    "?x",
+    "x?",
+    "%time x",
+    "\n\nblank lines first",
+    "line\u2028separator",
+]
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -139,15 +157,25 @@ def test_MAG_01_expansion_on_request(ip: Any, cell: Any, engine: Engine) -> None
 @pytest.mark.parametrize(
     ("given", "value"),
     [
-        ('--stop-strings "a b"', "a b"), ("--stop-strings='a b'", "a b"), ('--stop-strings "it\'s"', "it's"),
-        ("--stop-strings '\\n'", "\n"), ("--stop-strings \\n", "\n"), ('--stop-strings "\\n\\t"', "\n\t"),
-        ("--stop-strings ''", ""), ("--stop-strings '{\"a\": [1, 2]}'", '{"a": [1, 2]}'),
-        ('--stop-strings "{\\"a\\": 1}"', '{"a": 1}'), ("--stop-strings 漢字", "漢字"), ("--stop-strings=--", "--"),
-        ("--stop-strings 'C:\\\\temp'", "C:\\temp"), ("--stop-strings C:\\Users", "C:\\Users"),
-        ("--stop-strings {name}", "{name}"), ("--stop-strings $HOME", "$HOME"), ("--stop-strings '#'", "#"),
+        ('--stop-strings "a b"', "a b"),
+        ("--stop-strings='a b'", "a b"),
+        ('--stop-strings "it\'s"', "it's"),
+        ("--stop-strings '\\n'", "\n"),
+        ("--stop-strings \\n", "\n"),
+        ('--stop-strings "\\n\\t"', "\n\t"),
+        ("--stop-strings ''", ""),
+        ("--stop-strings '{\"a\": [1, 2]}'", '{"a": [1, 2]}'),
+        ('--stop-strings "{\\"a\\": 1}"', '{"a": 1}'),
+        ("--stop-strings 漢字", "漢字"),
+        ("--stop-strings=--", "--"),
+        ("--stop-strings 'C:\\\\temp'", "C:\\temp"),
+        ("--stop-strings C:\\Users", "C:\\Users"),
+        ("--stop-strings {name}", "{name}"),
+        ("--stop-strings $HOME", "$HOME"),
+        ("--stop-strings '#'", "#"),
         ("--stop-strings a'b c'd", "ab cd"),
     ],
-)  # fmt: skip
+)
 def test_MAG_02_values(ip: Any, cell: Any, engine: Engine, given: str, value: str) -> None:
     ip.user_ns["name"] = "expanded"
     assert cell(f"%%specgen {given}\nx") == ""
@@ -240,8 +268,15 @@ def test_every_option_is_on_the_line(cell: Any, engine: Engine) -> None:
     line = "--method prompt_lookup --num-assistant-tokens 8 --do-sample --temperature 1 --top-p=.9 --seed 3 --max-new-tokens 5"
     assert cell(f"%%specgen {line}\nx") == ""
     given = {k: v for k, v in engine.last.items() if k not in ("pair", "inputs")}
-    assert given == {"method": "prompt_lookup", "num_assistant_tokens": 8, "do_sample": True, "temperature": 1.0, "top_p": 0.9,
-                     "seed": 3, "max_new_tokens": 5}  # fmt: skip
+    assert given == {
+        "method": "prompt_lookup",
+        "num_assistant_tokens": 8,
+        "do_sample": True,
+        "temperature": 1.0,
+        "top_p": 0.9,
+        "seed": 3,
+        "max_new_tokens": 5,
+    }
     assert cell("%%specgen --no-do-sample\nx") == "" and engine.last["do_sample"] is False
 
 

@@ -61,13 +61,16 @@ def test_changed_weights_are_packed_again() -> None:
     assert torch.equal(specnb.generate(model, ids, max_new_tokens=12, do_sample=False).sequences, plain)
 
 
-@pytest.mark.parametrize("write", [
-    lambda weight: weight.data.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))),
-    lambda weight: weight.data.copy_(weight.data.roll(1, 0).clone()),
-    lambda weight: weight.data[7].mul_(-3),
-    lambda weight: weight.data[:, 3:9].fill_(2),
-    lambda weight: weight.detach().numpy().__imul__(-0.5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda weight: weight.data.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))),
+        lambda weight: weight.data.copy_(weight.data.roll(1, 0).clone()),
+        lambda weight: weight.data[7].mul_(-3),
+        lambda weight: weight.data[:, 3:9].fill_(2),
+        lambda weight: weight.detach().numpy().__imul__(-0.5),
+    ],
+)
 @pytest.mark.parametrize("path", ["lm_head", "model.layers.1.mlp.down_proj", "model.layers.0.self_attn.q_proj"])
 def test_a_write_past_the_version_is_seen(path: str, write: Callable[[torch.Tensor], object]) -> None:
     """A LoRA merge adds to `weight.data`, which leaves address and version as they were."""

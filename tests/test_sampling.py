@@ -91,11 +91,17 @@ def noise(setting: str, runs: int) -> list[float]:
     """For 1, 2 and 3 tokens: the total variation that a true sample of `runs` exceeds in 1 of 1,000 cases."""
     distribution, generator = exact(setting), torch.Generator().manual_seed(0)
     edges = distribution.cumsum(0).clamp(max=1)
-    simulated = torch.stack([
-        torch.searchsorted(edges, torch.rand(runs, generator=generator, dtype=torch.float64)).clamp(max=len(distribution) - 1)
-        .bincount(minlength=len(distribution))
-        for _ in range(2000)
-    ]) / runs  # fmt: skip
+    simulated = (
+        torch.stack(
+            [
+                torch.searchsorted(edges, torch.rand(runs, generator=generator, dtype=torch.float64))
+                .clamp(max=len(distribution) - 1)
+                .bincount(minlength=len(distribution))
+                for _ in range(2000)
+            ]
+        )
+        / runs
+    )
     distances = [(s - p).abs().sum(-1) / 2 for s, p in zip(marginals(simulated), marginals(distribution), strict=True)]
     return [float(d.quantile(0.999)) for d in distances]
 
@@ -120,9 +126,15 @@ def sampled(name: str, setting: str, runs: int = RUNS, **options: Any) -> list[t
     while len(texts) < runs:
         prompts = PROMPT.repeat(min(ROWS, runs - len(texts)), 1)
         result = specnb.generate(
-            target(), prompts, attention_mask=torch.ones_like(prompts), do_sample=True, max_new_tokens=NEW,
-            seed=10**6 + len(texts), **SETTINGS[setting], **(method(name) | options),
-        )  # fmt: skip
+            target(),
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=True,
+            max_new_tokens=NEW,
+            seed=10**6 + len(texts),
+            **SETTINGS[setting],
+            **(method(name) | options),
+        )
         texts += [row.ids for row in result.rows]
     return texts
 
@@ -239,9 +251,17 @@ def test_the_comparison_catches_drafts_with_a_wrong_distribution(
 def test_a_perfect_draft_is_never_rejected() -> None:
     for verification in ("token", "block"):
         result = specnb.generate(
-            target(), PROMPT, assistant_model=tiny.noisy(target(), 0), assistant_confidence_threshold=0, do_sample=True,
-            temperature=0.7, top_p=0.9, max_new_tokens=60, seed=4, verification=verification,
-        )  # fmt: skip
+            target(),
+            PROMPT,
+            assistant_model=tiny.noisy(target(), 0),
+            assistant_confidence_threshold=0,
+            do_sample=True,
+            temperature=0.7,
+            top_p=0.9,
+            max_new_tokens=60,
+            seed=4,
+            verification=verification,
+        )
         assert result.num_accepted_draft_tokens == result.num_draft_tokens > 40
 
 
@@ -288,9 +308,15 @@ def test_rows_have_seeds_of_their_own() -> None:
     """Row i is the single run with seed + i."""
     prompts = PROMPT.repeat(3, 1)
     many = specnb.generate(
-        target(), prompts, attention_mask=torch.ones_like(prompts), do_sample=True, max_new_tokens=25, top_k=0, seed=20,
+        target(),
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        do_sample=True,
+        max_new_tokens=25,
+        top_k=0,
+        seed=20,
         **method("draft_model"),
-    )  # fmt: skip
+    )
     assert [row.ids for row in many.rows] == [one("draft_model", 20 + i).ids for i in range(3)]
 
 

@@ -81,11 +81,20 @@ def views(joint: Tensor) -> list[Tensor]:
 def distances(samples: list[tuple[int, ...]], distribution: Tensor) -> tuple[list[float], list[float]]:
     """Total variation in each view; and what true samples of that size stay under 999 times of 1,000."""
     n, edges, generator = len(samples), distribution.cumsum(0).clamp(max=1), torch.Generator().manual_seed(0)
-    simulated = torch.stack([
-        torch.searchsorted(edges, torch.rand(n, generator=generator, dtype=torch.float64)).clamp(max=len(distribution) - 1)
-        .bincount(minlength=len(distribution)) for _ in range(1000)
-    ]) / n  # fmt: skip
-    seen = (torch.tensor(samples) @ torch.tensor([VOCAB**2, VOCAB, 1])).bincount(minlength=len(distribution)).double() / n
+    simulated = (
+        torch.stack(
+            [
+                torch.searchsorted(edges, torch.rand(n, generator=generator, dtype=torch.float64))
+                .clamp(max=len(distribution) - 1)
+                .bincount(minlength=len(distribution))
+                for _ in range(1000)
+            ]
+        )
+        / n
+    )
+    seen = (torch.tensor(samples) @ torch.tensor([VOCAB**2, VOCAB, 1])).bincount(
+        minlength=len(distribution)
+    ).double() / n
     found = [float((a - b).abs().sum() / 2) for a, b in zip(views(seen), views(distribution), strict=True)]
     noise = [(a - b).abs().sum(-1) / 2 for a, b in zip(views(simulated), views(distribution), strict=True)]
     return found, [float(d.quantile(0.999)) for d in noise]
@@ -104,9 +113,14 @@ def run(name: str, setting: str, **options: Any) -> tuple[list[tuple[int, ...]],
     while len(texts) < RUNS.get(name, 1024):
         prompts = PROMPT.repeat(min(ROWS, RUNS.get(name, 1024) - len(texts)), 1)
         result = specnb.generate(
-            target(name), prompts, attention_mask=torch.ones_like(prompts), do_sample=True, max_new_tokens=NEW + 1,
-            seed=10**6 + len(texts), **{**SETTINGS[setting], **method(name), **options},
-        )  # fmt: skip
+            target(name),
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=True,
+            max_new_tokens=NEW + 1,
+            seed=10**6 + len(texts),
+            **{**SETTINGS[setting], **method(name), **options},
+        )
         texts += [row.ids[:NEW] for row in result.rows]
         drafted, accepted = drafted + result.num_draft_tokens, accepted + result.num_accepted_draft_tokens
     return texts, drafted, accepted
@@ -203,8 +217,16 @@ def test_the_comparison_catches_a_bias_of_a_tenth() -> None:
 def test_SMP_02_second_token_after_a_given_first(name: str, settings: dict[str, Any]) -> None:
     """The second token, where a draft was verified, after each of the two likeliest first ones."""
     prompts = PROMPT.repeat(400, 1)
-    result = specnb.generate(target(name), prompts, attention_mask=torch.ones_like(prompts), do_sample=True, seed=9,
-                             max_new_tokens=4, **settings, **method(name) | {"num_assistant_tokens": 2})  # fmt: skip
+    result = specnb.generate(
+        target(name),
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        do_sample=True,
+        seed=9,
+        max_new_tokens=4,
+        **settings,
+        **method(name) | {"num_assistant_tokens": 2},
+    )
     firsts = [row.ids[0] for row in result.rows]
     for first in sorted(set(firsts), key=firsts.count, reverse=True)[:2]:
         text = torch.cat([PROMPT, torch.tensor([[first]])], 1)
@@ -213,8 +235,12 @@ def test_SMP_02_second_token_after_a_given_first(name: str, settings: dict[str, 
         distribution = warpers(settings)(text, logits).double().softmax(-1)[0]
         seconds = [row.ids[1] for row in result.rows if row.ids[0] == first]
         generator = torch.Generator().manual_seed(0)
-        draws = torch.multinomial(distribution, 1000 * len(seconds), replacement=True, generator=generator).view(1000, -1)
-        noise = torch.stack([(draw.bincount(minlength=VOCAB) / len(seconds) - distribution).abs().sum() / 2 for draw in draws])
+        draws = torch.multinomial(distribution, 1000 * len(seconds), replacement=True, generator=generator).view(
+            1000, -1
+        )
+        noise = torch.stack(
+            [(draw.bincount(minlength=VOCAB) / len(seconds) - distribution).abs().sum() / 2 for draw in draws]
+        )
         seen = torch.tensor(seconds).bincount(minlength=VOCAB).double() / len(seconds)
         assert (seen - distribution).abs().sum() / 2 < noise.quantile(0.999)
 
@@ -224,7 +250,10 @@ def test_SMP_04_tokens_that_only_the_target_has_stay_reachable() -> None:
     distribution = exact("universal", "plain").view(VOCAB, VOCAB, VOCAB).sum((0, 2))
     alone = 3 + 4  # w4
     seconds = [text[1] for text in texts]
-    assert abs(seconds.count(alone) / len(texts) - float(distribution[alone])) < 4 * float(distribution[alone] / len(texts)) ** 0.5
+    assert (
+        abs(seconds.count(alone) / len(texts) - float(distribution[alone]))
+        < 4 * float(distribution[alone] / len(texts)) ** 0.5
+    )
 
 
 def test_universal_with_an_unlucky_table_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

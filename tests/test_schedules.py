@@ -255,8 +255,15 @@ def test_SPD_01_adaptive_counters_agree_with_the_models() -> None:
     for draft in (PERFECT, NOISY, tiny.noisy(T, 0.5), USELESS):
         for k in (1, 5, 20):
             with watched(T) as calls, watched(draft) as of_draft:
-                result = spec(T, X, max_new_tokens=60, assistant_model=draft, num_assistant_tokens=k,
-                              num_assistant_tokens_schedule="adaptive", **EAGER)  # fmt: skip
+                result = spec(
+                    T,
+                    X,
+                    max_new_tokens=60,
+                    assistant_model=draft,
+                    num_assistant_tokens=k,
+                    num_assistant_tokens_schedule="adaptive",
+                    **EAGER,
+                )
             assert result.target_passes == len(result.steps) == len(calls) <= 60
             assert result.num_draft_tokens == len(of_draft)
             assert result.num_accepted_draft_tokens + len(result.steps) == result.num_emitted_tokens == 60
@@ -264,8 +271,15 @@ def test_SPD_01_adaptive_counters_agree_with_the_models() -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_confidence_stop_works_with_every_schedule(name: str) -> None:
-    result = spec(T, X, max_new_tokens=60, assistant_model=NOISY, num_assistant_tokens=6, num_assistant_tokens_schedule=name,
-                  assistant_confidence_threshold=0.5)  # fmt: skip
+    result = spec(
+        T,
+        X,
+        max_new_tokens=60,
+        assistant_model=NOISY,
+        num_assistant_tokens=6,
+        num_assistant_tokens_schedule=name,
+        assistant_confidence_threshold=0.5,
+    )
     assert list(result.ids) == plain(T, X, max_new_tokens=60)
     free = spec(
         T,

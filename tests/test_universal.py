@@ -30,8 +30,12 @@ def sentence_piece(size: int, bos: bool = True) -> PreTrainedTokenizerFast:
     content["added_tokens"] = [token for token in content["added_tokens"] if not token["content"].startswith("<0x")]
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(content)),
-        bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<unk>", clean_up_tokenization_spaces=False,
-    )  # fmt: skip
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    )
 
 
 BYTE, BYTE_2 = tiny.byte_tokenizer(330), tiny.byte_tokenizer(300)
@@ -156,8 +160,9 @@ def test_a_draft_that_writes_the_same_text_is_accepted_in_full() -> None:
     assert list(result.ids) == expected
     assert result.draft_acceptance_rate == 1
     assert result.num_draft_tokens > 20
-    sampled = specnb.generate(target, prompt, do_sample=True, top_k=0, seed=3, max_new_tokens=30, suppress_tokens=[0, 1, 2],
-                              **how)  # fmt: skip
+    sampled = specnb.generate(
+        target, prompt, do_sample=True, top_k=0, seed=3, max_new_tokens=30, suppress_tokens=[0, 1, 2], **how
+    )
     assert sampled.draft_acceptance_rate == 1  # the same distribution in other ids
 
 
@@ -217,8 +222,9 @@ def test_eos_of_the_two_tokenizers_are_counterparts() -> None:
     pairs = dict(zip(mine.tolist(), theirs.tolist(), strict=True))
     assert pairs[one.eos_token_id] == two.eos_token_id
     assert {one.convert_ids_to_tokens(a): two.convert_ids_to_tokens(b) for a, b in pairs.items()} == {
-        "</s>": "</s>", **{name: name for name in names}
-    }  # fmt: skip
+        "</s>": "</s>",
+        **{name: name for name in names},
+    }
     assert 0 not in pairs  # <unk> is no text
     small = shared_tokens(one, two, 8, 10)  # models with fewer ids than their tokenizers
     assert int(small[0].max()) < 8
@@ -277,8 +283,19 @@ def test_SMP_04_q_is_the_one_computed_by_hand(order: int | None, monkeypatch: py
         seen.append((text, self.distributions[-1], self.tokens))
 
     monkeypatch.setattr(DraftBuilder, "add", record)
-    result = specnb.generate(W_T, W_X, attention_mask=torch.ones_like(W_X), do_sample=True, top_k=0, seed=3,
-                             max_new_tokens=90, assistant_model=W_D, tokenizer=one, assistant_tokenizer=two, **STEADY)  # fmt: skip
+    result = specnb.generate(
+        W_T,
+        W_X,
+        attention_mask=torch.ones_like(W_X),
+        do_sample=True,
+        top_k=0,
+        seed=3,
+        max_new_tokens=90,
+        assistant_model=W_D,
+        tokenizer=one,
+        assistant_tokenizer=two,
+        **STEADY,
+    )
     assert result.method == "universal"
     assert len(seen) > 30
     for ids, distribution, tokens in seen:
@@ -364,8 +381,15 @@ def test_equal_tokenizers_take_the_plain_path_whatever_the_sizes() -> None:
         draft = tiny.llama(seed=3, vocab=size)
         prompt = BYTE("the quick", return_tensors="pt")["input_ids"]
         target = models("byte to SP")[0]
-        result = spec(target, prompt, max_new_tokens=12, assistant_model=draft, tokenizer=BYTE,
-                      assistant_tokenizer=tiny.byte_tokenizer(330), **STEADY)  # fmt: skip
+        result = spec(
+            target,
+            prompt,
+            max_new_tokens=12,
+            assistant_model=draft,
+            tokenizer=BYTE,
+            assistant_tokenizer=tiny.byte_tokenizer(330),
+            **STEADY,
+        )
         assert result.method == "draft_model"
 
 
@@ -392,8 +416,16 @@ def test_the_context_of_the_draft_is_respected() -> None:
         how = {"assistant_model": draft, "tokenizer": BYTE, "assistant_tokenizer": SP, **STEADY}
         for sample in (False, True):
             with watched(draft) as calls:
-                result = specnb.generate(target, prompt, attention_mask=torch.ones_like(prompt), do_sample=sample, seed=1,
-                                         max_new_tokens=60, num_assistant_tokens=9, **how)  # fmt: skip
+                result = specnb.generate(
+                    target,
+                    prompt,
+                    attention_mask=torch.ones_like(prompt),
+                    do_sample=sample,
+                    seed=1,
+                    max_new_tokens=60,
+                    num_assistant_tokens=9,
+                    **how,
+                )
             assert len(result.ids) == 60
             assert calls.largest_position < 40
             if not sample:
@@ -459,8 +491,9 @@ def test_bound_and_in_a_pipeline() -> None:
     expected = plain(target, prompt_of(pair, "the quick"), max_new_tokens=16)
     decoder = specnb.decoder(**given(pair))
     prompt = prompt_of(pair, "the quick")
-    out = target.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=16,
-                          custom_generate=decoder)  # fmt: skip
+    out = target.generate(
+        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=16, custom_generate=decoder
+    )
     assert out[0, prompt.shape[1] :].tolist() == expected
     pipe = pipeline("text-generation", model=target, tokenizer=BYTE, device="cpu")
     said = pipe("the quick", do_sample=False, max_new_tokens=16, custom_generate=decoder, return_full_text=False)

@@ -140,10 +140,13 @@ def test_block_verification_accepts_at_least_as_many() -> None:
     for seed in range(5):
         p, q = model(seed, 1.5), model(seed + 50, 1.5)
         lengths = {
-            name: sum(mass * weight * (len(text) - 1) for draft, mass in drafts(q, 3, "sampled", STOPS["full"])
-                      for text, weight in rule(p, q, draft, "sampled"))
+            name: sum(
+                mass * weight * (len(text) - 1)
+                for draft, mass in drafts(q, 3, "sampled", STOPS["full"])
+                for text, weight in rule(p, q, draft, "sampled")
+            )
             for name, rule in VERIFIERS.items()
-        }  # fmt: skip
+        }
         assert lengths["block"] >= lengths["token"] - 1e-12
         assert lengths["block"] > lengths["token"] + 1e-4  # for these models strictly
 

@@ -60,7 +60,9 @@ def check(draw: Draw) -> Outcome:
         far = _distance(counts / len(side.tokens), distribution[place])
         if far > _noise(distribution[place], len(side.tokens)):
             return Outcome(
-                "another distribution", f"token {place}", f"total variation {far:.3f} from the target's distribution of token {place}"
+                "another distribution",
+                f"token {place}",
+                f"total variation {far:.3f} from the target's distribution of token {place}",
             )
     return Outcome("distribution", detail="compared")
 

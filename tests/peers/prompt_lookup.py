@@ -71,9 +71,16 @@ def arms(pair: Any, unpacked: Any, k: int) -> dict[str, Arm]:
         from flashspec.engine.ngram import NgramDrafter
         from flashspec.engine.verifier import TargetModel
 
-        config = FlashSpecConfig(drafter_name="ngram", target_name="smollm2", device=str(device), dtype="float32", eos_token_ids=(eos,),
-                                 drafter_strategy="bandit", bandit=BanditConfig(n_arms=1),
-                                 sampling=SamplingConfig(gamma=k, temperature=0.0, variant="greedy"))  # fmt: skip
+        config = FlashSpecConfig(
+            drafter_name="ngram",
+            target_name="smollm2",
+            device=str(device),
+            dtype="float32",
+            eos_token_ids=(eos,),
+            drafter_strategy="bandit",
+            bandit=BanditConfig(n_arms=1),
+            sampling=SamplingConfig(gamma=k, temperature=0.0, variant="greedy"),
+        )
         wrapped = TargetModel("smollm2", device, torch.float32, model=model)
         engine = SpeculativeEngine(config, [NgramDrafter()], wrapped)
         found["flashspec"] = lambda ids, new: [

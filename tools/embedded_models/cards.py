@@ -129,14 +129,27 @@ def card(name: str, bench: Bench, results: dict[str, Any], log: dict[str, Any]) 
             + "~~~\n"
         )
     return CARD.format(
-        name=name, what=WHAT[name], use=USE[name], architecture=type(model).__name__, layers=text.num_hidden_layers,
-        hidden=text.hidden_size, parameters=stored_parameters(stored), vocab=len(tokenizer), size=stored.stat().st_size / 1e6,
-        steps=log["steps"], tokens=log["tokens"], minutes=max(1, log["seconds"] / 60), prompts=quality["prompts"], kinds=", ".join(FRESH),
-        figures="\n".join(map(figures, results["measures"])), first=main["measure"],
+        name=name,
+        what=WHAT[name],
+        use=USE[name],
+        architecture=type(model).__name__,
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        parameters=stored_parameters(stored),
+        vocab=len(tokenizer),
+        size=stored.stat().st_size / 1e6,
+        steps=log["steps"],
+        tokens=log["tokens"],
+        minutes=max(1, log["seconds"] / 60),
+        prompts=quality["prompts"],
+        kinds=", ".join(FRESH),
+        figures="\n".join(map(figures, results["measures"])),
+        first=main["measure"],
         by_kind=", ".join(f"{kind} {value:.2f}" for kind, value in main["mean_acceptance_length_by_kind"].items()),
-        ended=quality["ended"], exact=", ".join(f"{kind} {count} of {bench.per_kind}" for kind, count in quality["exact"].items()),
+        ended=quality["ended"],
+        exact=", ".join(f"{kind} {count} of {bench.per_kind}" for kind, count in quality["exact"].items()),
         example=example,
-    )  # fmt: skip
+    )
 
 
 def stored_parameters(file: Path) -> int:
