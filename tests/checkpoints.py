@@ -1,6 +1,6 @@
-"""Tiny checkpoints with the tensor names of released ones: MTP layers (GLM-4.5, DeepSeek-V3) and Gemma 4 with its drafter.
+"""Tiny checkpoints with the tensor names of released ones: MTP layers (GLM-4.5, DeepSeek-V3), Gemma 4 and its drafter.
 
-The weights are such that drafts are right often, not always: the next token is mostly a function of the last one (wide
+With these weights drafts are right often, but not always: the next token is mostly a function of the last one (wide
 embeddings, damped layers), and the drafting parts read the last token's embedding.
 """
 
@@ -91,7 +91,7 @@ def write_mtp(
     seed: int = 5,
     **shape: Any,
 ) -> Path:
-    """A checkpoint on disk. `prefix`: names begin with "model."; `drop`: leave out MTP tensors whose names hold this."""
+    """A checkpoint on disk. `prefix`: names begin with "model."; `drop`: leave out MTP tensors so named."""
     model = mtp_target(kind, layers, **shape)
     model.save_pretrained(folder, **({"max_shard_size": "40KB"} if shards else {}))
     files = sorted(folder.glob("*.safetensors"))
@@ -182,8 +182,13 @@ def gemma4_target(
     composite: bool = False,
     vision: dict[str, Any] | None = None,
 ) -> PreTrainedModel:
-    """Six layers, sliding and full; `shared` last ones reuse keys and values. `composite`: the multimodal class, with a vision
-    tower of this shape or without one."""
+    """Six layers, sliding and full.
+
+    Args:
+        shared: how many of the last layers reuse keys and values.
+        composite: the multimodal class.
+        vision: the shape of its vision tower, if it has one.
+    """
     types = ["sliding_attention", "sliding_attention", "full_attention"] * 2
     config = Gemma4TextConfig(**_gemma_config(vocab, hidden, 6, shared, per_layer, types))
     model = AutoModelForCausalLM.from_config(config)

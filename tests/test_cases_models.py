@@ -1,4 +1,4 @@
-"""Cases about models: how they are fed, what they keep, what was done to them. Named after their ids; each with its siblings."""
+"""Cases about models: their inputs, their caches, edits made to them. Each test is named after the id of its case."""
 
 from __future__ import annotations
 

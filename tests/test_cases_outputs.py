@@ -1,4 +1,4 @@
-"""Cases OS, RD, ST, VR and log-probabilities: what generate() returns beside the ids, and what the trace says of each token."""
+"""Cases OS, RD, ST, VR and log-probabilities: what generate() returns beside the ids, and the trace of each token."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def logits_of(model: Any, result: GenerationResult) -> list[Tensor]:
 
 
 def methods() -> dict[str, tuple[Any, dict[str, Any], Any]]:
-    """Model, options, and what the drafter is by itself (None where it has no distribution over the target's vocabulary)."""
+    """Model, options, and the drafter by itself (None if it has no distribution over the target's vocabulary)."""
     from functools import partial
 
     gemma, mtp = gemma4_target(), mtp_model("glm4_moe", 2, 2)

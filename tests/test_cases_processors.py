@@ -1,4 +1,4 @@
-"""Cases PR and SC: processors and criteria see what transformers' own generate() shows them, once per token, in order."""
+"""Cases PR and SC: processors and criteria see what transformers' generate() shows them, once per token, in order."""
 
 from __future__ import annotations
 
@@ -361,7 +361,10 @@ def test_SC_01_criteria_of_all_kinds(name: str, rows: str) -> None:
             else:
                 make = lambda i=i: CRITERIA[name](i)  # noqa: E731
             result = same(lambda make=make: {"stopping_criteria": StoppingCriteriaList([make()])}, ids, mask, way)
-            ending = lambda make=make: {"stopping_criteria": StoppingCriteriaList([make()]), "eos_token_id": EOS}  # noqa: E731
+
+            def ending(make: Callable[[], Any] = make) -> dict[str, Any]:
+                return {"stopping_criteria": StoppingCriteriaList([make()]), "eos_token_id": EOS}
+
             same(ending, ids, mask, way)
             assert {row.finish_reason for row in result.rows} <= {"stopping_criteria", "length"}
 

@@ -84,7 +84,7 @@ def test_VOC_01_options_with_ids_that_one_model_lacks(size: int, option: str) ->
 
 # ---------------------------------------------------------------- VOC-02
 def test_VOC_02_equal_sizes_hide_no_other_tokenizer() -> None:
-    """As a draft model such a pair is refused with the difference; whatever else is chosen, the text is the target's."""
+    """Such a draft model is refused, with the difference named; with any other method the text is the target's."""
     ours, theirs = tiny.byte_tokenizer(330), tiny.sp_tokenizer(330)
     model, draft = tiny.llama(vocab=330), tiny.llama(seed=3, vocab=330)
     prompt = ours("a small boat sails", return_tensors="pt")["input_ids"]
@@ -206,7 +206,7 @@ def test_SMP_01_VOC_01_distribution_with_an_unequal_vocabulary(size: int) -> Non
 
 
 def test_SMP_02_an_argmax_drafter_is_a_point_mass() -> None:
-    """A greedy copy of the target as draft text: prompt lookup proposes it without a distribution; the distribution is kept."""
+    """Prompt lookup proposes the target's own greedy text as a point mass; sampling still follows the target."""
     prompt = torch.tensor([[9, 5, 6, 7, 9, 5, 6, 7, 9, 5, 6]])
     prompts = prompt.repeat(3000, 1)
     result = specnb.generate(

@@ -1,4 +1,4 @@
-"""CUDA graphs. Where there is no GPU, a traced program stands in for a graph: like one, it repeats what was done and runs no Python."""
+"""CUDA graphs. Without a GPU, a traced program serves as the graph: it repeats the same work without Python, too."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_most_passes_are_repetitions(recorder: Recorder) -> None:
     model = tiny.llama()
     graphs._RECORDERS[model] = recorder
     assert list(spec(model, X, max_new_tokens=40).ids) == plain(model, X, max_new_tokens=40)
-    # one pass over the prompt, two ordinary ones of one token; from the third on, which is compared, every one is repeated
+    # One pass over the prompt and two ordinary ones of one token. The third is compared; it and all later ones repeat.
     assert (recorder.recorded, recorder.repeated) == ([(1, 2)], 40 - 3)
 
 

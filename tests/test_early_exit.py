@@ -129,7 +129,7 @@ def test_a_second_turn_goes_on_in_the_same_cache() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("k", [1, 4])
 def test_STA_02_each_token_passes_each_layer_once(family: str, k: int) -> None:
-    """Lower layers: the prompt once, then one token at a time; upper layers: drafted blocks only, in one call a step."""
+    """Lower layers run over the prompt once, then token by token; upper layers over each drafted block in one call."""
     model, exit = target(family), 2
     rounds = spec(model, X, max_new_tokens=30, assistant_early_exit=exit, num_assistant_tokens=k, **STEADY)
     with counted(model) as checks_only, pytest.raises(RuntimeError, match="stop here"):
@@ -343,15 +343,15 @@ def test_STA_02_an_encoder_decoder_is_refused_by_name() -> None:
 
 
 def test_layers_that_share_keys_across_the_exit_draft_with_a_cache_of_their_own() -> None:
-    """Gemma 4's last layers read keys of earlier ones: where the exit parts them, nothing can be reused, and the text is the same."""
+    """Gemma 4's last layers read keys of earlier ones. An exit between the two reuses nothing; the text is the same."""
     model, reused = checkpoints.gemma4_target(), []
     expected = plain(model, X, max_new_tokens=12)
     for exit in range(1, 6):
         with counted(model) as widths:
             result = spec(model, X, max_new_tokens=12, assistant_early_exit=exit, **STEADY)
         assert list(result.ids) == expected and result.num_draft_tokens
-        # The first layer runs once per token where its work is reused, else also for each verification. The halves are compared
-        # first, on two tokens, which takes it up to six more.
+        # The first layer runs once per token if its work is reused, else again for each verification. Before that, the
+        # two halves are compared on two tokens, which takes up to six more.
         reused.append(sum(widths[0]) - sum(widths[-1]) <= 6)
     assert reused == [True, True, False, False, False]
 

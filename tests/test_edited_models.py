@@ -1,4 +1,4 @@
-"""A model that was edited between calls, or whose forward was replaced: the text is always that of the model as it is now."""
+"""Models edited between calls, or with a replaced forward: the text is that of the model as it is at the call."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_subclass_with_a_forward_of_unnamed_arguments() -> None:
 
 
 def test_a_compiled_model() -> None:
-    """Compiled in place it decodes with every part a method needs; torch.compile()'s wrapper is refused with what to give instead."""
+    """A model compiled in place works with every method; the wrapper of torch.compile() is refused with advice."""
     model = tiny.llama()
     expected = plain(model, X, max_new_tokens=12)
     with pytest.raises(ValueError, match=r"torch.compile\(\) made of a LlamaForCausalLM; give the model itself"):

@@ -104,7 +104,7 @@ def test_distances_are_total_variations() -> None:
 # ---------------------------------------------------------------- end to end
 @cache
 def mixed_distribution(setting: str, w: float) -> Tensor:
-    """Joint distribution `[vocab ** 3]` of three tokens that are all drafted, the first of them before the target saw the prompt."""
+    """Joint distribution `[vocab ** 3]` of three drafted tokens, the first drafted before the target saw the prompt."""
     processors, joint, texts = warpers(SETTINGS[setting]), torch.ones(1, dtype=torch.float64), PROMPT
     for _ in range(3):
         with torch.no_grad():
@@ -139,7 +139,7 @@ def sampled(setting: str, w: float, runs: int = 1536, k: int = 4, **options: Any
 
 
 def follows(texts: list[tuple[int, ...]], distribution: Tensor) -> bool:
-    """Within what a true sample of that size exceeds in 1 of 1,000 cases, for the first, the first two and all three."""
+    """Whether the distances for 1, 2 and 3 tokens are those of 999 of 1,000 true samples of that size, or less."""
     generator = torch.Generator().manual_seed(0)
     n, edges = len(texts), distribution.cumsum(0).clamp(max=1)
     simulated = (

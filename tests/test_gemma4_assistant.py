@@ -42,10 +42,10 @@ def drafter(ordered: bool = False, name: str = "shared keys") -> PreTrainedModel
 
 @torch.no_grad()
 def clean(model: PreTrainedModel, assistant: PreTrainedModel, ids: list[int], drafted: list[int]) -> Tensor:
-    """Logits `[k, vocab]` of what `assistant` drafts after `ids`: a fresh pass of the target, then the assistant, step by step.
+    """Logits `[k, vocab]` of what `assistant` drafts after `ids`: a fresh pass of the target, then the drafter's steps.
 
-    The target's keys are those of all tokens but the last, which it has not seen; windowed ones no further back than the
-    window reaches from the last token.
+    The target's keys are those of all tokens but the last, which the target has not seen. Keys of windowed layers go no
+    further back than the window does, counted from the last token.
     """
     seen = torch.tensor([ids[:-1]])
     out = model(seen, output_hidden_states=True, return_shared_kv_states=True, use_cache=False)

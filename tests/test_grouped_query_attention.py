@@ -1,4 +1,4 @@
-"""Attention that reads shared key/value heads where they are: transformers' bits, nothing of the model changed, nothing copied."""
+"""Attention that reads shared key/value heads in place: transformers' bits, an unchanged model, nothing copied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever call of draft or verify fails, nothing of model, configs or tokenizer has changed; and two threads do not meet."""
+"""Failures at any call while drafting or verifying leave model, configs and tokenizer unchanged. Threads do not mix."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ WAYS = ["prompt lookup", "draft model", "early exit", "MTP", "Gemma 4", "univers
 
 
 def parts(name: str) -> list[nn.Module]:
-    """Modules of which each forward is a place to fail: first and last layers, norms and heads of all models involved."""
+    """The modules whose forwards are made to fail: first and last layers, norms and heads of all models involved."""
     model, _, models = way(name.removesuffix(" sampling"))
     found: list[nn.Module] = []
     for one in models.values():

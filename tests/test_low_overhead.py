@@ -1,4 +1,4 @@
-"""Layers called with less Python around them: the model's own bits, whatever hangs on the model still heard, nothing changed."""
+"""Low-overhead modules: the same bits as the model's own, hooks still run, and the model is unchanged."""
 
 from __future__ import annotations
 

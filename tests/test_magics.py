@@ -265,7 +265,8 @@ def test_errors_of_the_engine_are_one_line(cell: Any, engine: Engine, capsys: py
 def test_every_option_is_on_the_line(cell: Any, engine: Engine) -> None:
     flags = specgen_parser().flags
     assert all(flag(option.name) in flags for option in OPTIONS) and "--no-do-sample" in flags
-    line = "--method prompt_lookup --num-assistant-tokens 8 --do-sample --temperature 1 --top-p=.9 --seed 3 --max-new-tokens 5"
+    line = "--method prompt_lookup --num-assistant-tokens 8 --do-sample --temperature 1 --top-p=.9 --seed 3"
+    line += " --max-new-tokens 5"
     assert cell(f"%%specgen {line}\nx") == ""
     given = {k: v for k, v in engine.last.items() if k not in ("pair", "inputs")}
     assert given == {

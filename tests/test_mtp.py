@@ -1,4 +1,4 @@
-"""MTP layers of a checkpoint: found by the config, loaded once, drafting what a clean pass over the text would draft."""
+"""MTP layers of a checkpoint: found by the config, loaded once; their drafts are those of a pass without a cache."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ PROMPTS = [X, tiny.ids(3, 15), tiny.ids(4, 1)]
 def clean(model: PreTrainedModel, ids: list[int], drafted: list[int]) -> Tensor:
     """Logits `[k, vocab]` of what the MTP layers draft after `ids`, given the tokens they did draft; without any cache.
 
-    Layer m reads at slot s the target's (layer m - 1's) state at s and token s + 1 + m. Further tokens go through the layers
-    again, each in one more slot of layer i mod n.
+    At slot s, layer m reads token s + 1 + m and the state at s of the target (layer 0) or of layer m - 1. Further
+    tokens go through the layers again, each in one more slot of layer i mod n.
     """
     mtp, k = load_mtp(model), len(drafted)
     depth, end = len(mtp.layers), len(ids) - 1

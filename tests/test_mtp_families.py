@@ -1,5 +1,7 @@
-"""MTP layers of families other than GLM-4.5 and DeepSeek-V3: those that work, from checkpoints named like the released ones, and
-those whose target cannot be rolled back, which are refused by name."""
+"""MTP layers of families other than GLM-4.5 and DeepSeek-V3.
+
+Some work, with checkpoints named like the released ones. Those whose target cannot be rolled back are refused by name.
+"""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def test_by_option_with_the_cost_model() -> None:
 
 
 def test_the_cost_model_is_the_papers() -> None:
-    """Leviathan et al., theorem 3.8: (1 - a^(k+1)) / ((1 - a)(k c + 1)), where a pass over k + 1 tokens costs what one costs."""
+    """Leviathan et al., theorem 3.8: (1 - a^(k+1)) / ((1 - a)(k c + 1)), where a pass costs 1 whatever its width."""
     from specnb.bench.compare import predicted
 
     steps = [Step(9, (1, 2, 3), 3, (1, 2, 3, 4)), Step(13, (1, 2, 3), 1, (1, 9)), Step(15, (1, 2, 3), 0, (9,))]

@@ -1,7 +1,7 @@
-"""Sampled text follows the target's distribution: the joint distribution of three tokens, against its exact enumeration.
+"""Sampled text follows the target's distribution: the joint distribution of three tokens, enumerated exactly.
 
-A run's tokens are compared with the distribution that transformers' own warpers make of the model's logits. The measure is total
-variation; the bound is what an equally large sample drawn from the distribution itself stays under in all but 1 of 1,000 cases.
+A run's tokens are compared with the distribution that transformers' own warpers make of the model's logits. The measure
+is total variation. The bound is the distance that 999 of 1,000 equally large samples of that distribution stay under.
 """
 
 from __future__ import annotations

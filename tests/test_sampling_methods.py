@@ -1,7 +1,7 @@
-"""Sampled text follows the target's distribution whatever drafts: the joint distribution of three tokens, against its exact enumeration.
+"""Sampled text follows the target's distribution with every drafter: the joint distribution of three tokens, exactly.
 
-As in test_sampling, for the drafters that read the target itself or another tokenizer. A run's first token is the target's
-own, the next ones are drafted; the wrong rules seen in other implementations must not pass.
+As in test_sampling, for drafters that read the target itself or use another tokenizer. A run's first token is the
+target's own, the next ones are drafted. Mistakes seen in other implementations must not pass.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def test_SMP_04_tokens_that_only_the_target_has_stay_reachable() -> None:
 
 
 def test_universal_with_an_unlucky_table_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pairing itself turned around: the proposals are poor, the distribution is kept, since q is what was drawn from."""
+    """With the token table reversed, drafts are poor, but q is still what they were drawn from: the output is exact."""
     begin = Universal.__init__
 
     def turned(self: Universal, *args: Any, **kwargs: Any) -> None:

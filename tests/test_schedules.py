@@ -135,7 +135,7 @@ def emitted(steps: Sequence[Step]) -> int:
 
 @pytest.mark.parametrize("draft", [0.05, 0.3, 1.0])
 def test_adaptive_with_a_useless_drafter(draft: float) -> None:
-    """The drafted share tends to 0, and the time lost against plain decoding to a few per cent; passes never exceed it."""
+    """The share of steps with a draft tends to 0, the time lost to a few per cent, without any extra pass."""
     steps = play(0.0, draft, 1000)
     assert all(len(one.emitted) == 1 for one in steps)
     shares = [

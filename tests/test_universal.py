@@ -56,7 +56,7 @@ def llama(tokenizer: Any, seed: int) -> PreTrainedModel:
 
 @cache
 def models(pair: str) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A target, and a draft that repeats what the target likes: embeddings and head of tokens spelt alike are shared."""
+    """A target and a draft that agrees with it often: tokens spelt alike have the same embeddings and head."""
     one, two = PAIRS[pair]
     target, draft = llama(one, 0), llama(two, 0)
     mine, theirs = shared_tokens(one, two, len(one), len(two))
@@ -261,7 +261,7 @@ class Shuffled:
 
 
 def by_hand(text: str) -> Tensor:
-    """The draft's distribution over the target's ids after a text: its softmax over the tokens that both have, at their ids."""
+    """The draft's distribution over the target's ids after a text: softmax over the tokens that both have."""
     own, distribution = W_TWO.get_vocab(), torch.zeros(len(W_ONE))
     with torch.no_grad():
         logits = W_D(torch.tensor([W_TWO(text)["input_ids"]])).logits[0, -1]

@@ -33,7 +33,7 @@ def unknown_name(name: str, detail: str) -> LoadError:
 
 @contextmanager
 def load_errors(name: str, from_hub: bool = False, quantised: str = "") -> Iterator[None]:
-    """RowStep whatever goes wrong while loading `name` from its files, or from the hub, into a `LoadError` of one line.
+    """Turn whatever goes wrong while loading `name` from its files, or from the hub, into a `LoadError` of one line.
 
     `quantised` is the method with which the checkpoint is quantised, if it is.
     """

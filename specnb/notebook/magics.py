@@ -258,7 +258,7 @@ def expand(body: str, names: dict[str, Any]) -> str:
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
-    """RowStep errors about what the user gave into one line without traceback (`%tb` still shows where it came from)."""
+    """Turn errors about what the user gave into one line without traceback (`%tb` still shows where it came from)."""
     try:
         yield
     except (ValueError, TypeError, OSError, ImportError, NotImplementedError) as error:

@@ -93,7 +93,7 @@ def result_view(result: GenerationResult, rejected: bool = False) -> str:
     parts = []
     for number, row in enumerate(result.rows, 1):
         if count > 1:
-            parts.append(f"<div><small>RowResult {number} of {count} (ended: {escape(row.finish_reason)})</small></div>")
+            parts.append(f"<div><small>Row {number} of {count} (ended: {escape(row.finish_reason)})</small></div>")
         parts.append(_row_view(row, rejected))
     return _wrap("".join(parts) + stats_line(result))
 

@@ -64,7 +64,7 @@ def marked_text(result: GenerationResult, ansi: bool = False, text: bool = True)
     """The text with its marks, the legend and the statistics (`text=False`: only these two); no times."""
     blocks = []
     for number, row in enumerate(result.rows if text else [], 1):
-        head = f"RowResult {number} of {len(result.rows)} (ended: {row.finish_reason})\n" if len(result.rows) > 1 else ""
+        head = f"Row {number} of {len(result.rows)} (ended: {row.finish_reason})\n" if len(result.rows) > 1 else ""
         blocks.append(head + "".join(step_marks(step, texts, ansi) for step, texts, _ in row_steps(row)))
     blocks.append(legend({origin for step in result.steps for origin in step.origins}, ansi))
     blocks.append(stats_text(result))

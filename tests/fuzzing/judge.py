@@ -221,8 +221,11 @@ def _differs(draw: Draw, got: Side, want: Side) -> Outcome:
 
 
 def _misplaced(draw: Draw) -> bool:
-    """Whether transformers itself decodes the rows at other positions than alone: padding behind the prompts, of which it warns, or
-    before them where the model counts positions by slots or by pad ids."""
+    """Whether transformers itself gives the rows other positions in a batch than alone.
+
+    That is so with padding behind the prompts, of which it warns, and with padding before them if the model counts
+    positions by slots or by pad ids.
+    """
     padded = draw.pad or len({len(row) for row in draw.rows}) > 1
     model = load(draw)["model"]()
     placed = "position_ids" in inspect.signature(type(model).forward).parameters and not own_preparation(model)
@@ -257,7 +260,10 @@ def _scores(draw: Draw) -> Any:
 
 
 def _tie(draw: Draw, row: int, at: int) -> bool:
-    """Whether their two best scores were as near as rounding (where one token is left to draw: greedily), or no numbers."""
+    """Whether the two best scores of transformers differ by rounding only, or some are NaN.
+
+    With a single token left to draw from, the scores of the greedy run count.
+    """
     scores = _scores(draw)
     if scores is None or at >= len(scores) or row >= len(scores[at]):
         return False

@@ -1,4 +1,4 @@
-"""Whether sampled texts follow the target's distribution: their first two tokens against what transformers' scores give."""
+"""Whether sampled texts follow the target's distribution: their first two tokens against transformers' scores."""
 
 from __future__ import annotations
 

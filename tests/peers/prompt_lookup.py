@@ -1,10 +1,12 @@
-"""Prompt lookup against the peers, on the built-in suite: `python tests/peers/prompt_lookup.py [--threads 1] [--repeats 3] [--device cpu]`.
+"""Prompt lookup against other packages, on the built-in suite.
 
-All run the same SmolLM2-135M-Instruct in float32 in one process, taking turns; plain decoding is transformers' own. Peers that
-are not installed are left out (`pip install --no-deps flashspec==0.3.1 economize==0.3.2`; flashspec needs pydantic too). Per
-kind of prompt: the median over the prompts of plain seconds / seconds, each seconds a median over the repeats. Every text is
-compared with plain decoding's. On a GPU (`--device cuda`; not tried yet) specnb runs with CUDA graphs and without, and transformers' compiled
-`generate()` beside its plain one.
+    python tests/peers/prompt_lookup.py [--threads 1] [--repeats 3] [--device cpu]
+
+All run the same SmolLM2-135M-Instruct in float32 in one process, taking turns; plain decoding is transformers' own.
+Packages that are not installed are left out (`pip install --no-deps flashspec==0.3.1 economize==0.3.2`; flashspec needs
+pydantic too). Per kind of prompt: the median over the prompts of plain seconds / seconds, where the seconds of a prompt
+are the median over the repeats. Every text is compared with plain decoding's. On a GPU (`--device cuda`; not tried yet)
+specnb runs with CUDA graphs and without, and transformers' compiled `generate()` beside its plain one.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ Arm = Callable[[torch.Tensor, int], list[int]]
 
 
 def arms(pair: Any, unpacked: Any, k: int) -> dict[str, Arm]:
-    """What is compared: the new ids after a prompt `[1, length]`. `unpacked` is the same model without packed weights."""
+    """What is compared: functions from a prompt `[1, length]` to the new ids. `unpacked`: without prepacking."""
     model = unpacked.target
     eos, device = model.generation_config.eos_token_id, model.device
 

@@ -44,7 +44,7 @@ def _config(tokenizer: Any, **sizes: Any) -> Gemma4TextConfig:
 
 
 def target(folder: Path, steps: Sequence[int]) -> dict[str, Any]:
-    """Six layers, sliding and full; the last two read keys and values of earlier ones; inputs of its own for every layer."""
+    """Six layers, sliding and full; the last two read keys and values of earlier ones; per-layer input embeddings."""
     tokenizer = train_tokenizer(folder)
     torch.manual_seed(4)
     config = _config(
@@ -71,11 +71,11 @@ def target(folder: Path, steps: Sequence[int]) -> dict[str, Any]:
 
 
 def unrolled(assistant: Any, embedded: Tensor, out: Any, real: Tensor, depth: int) -> list[Tensor]:
-    """The drafter's logits, as if it started from every position t at once: item i holds the guesses of token t + 1 + i.
+    """The drafter's logits, started from every position t at once: item i holds the guesses of token t + 1 + i.
 
-    It reads the token at t + i beside the target's state at t - 1 (then its own projected state), stands at position t,
-    and sees the target's keys and values before t. `embedded` are the target's embeddings, `out` is what it returned,
-    `real` marks the tokens that are not padding.
+    It reads the token at t + i beside the target's state at t - 1 (then its own projected state), at position t, and
+    sees the target's keys and values before t. `embedded` are the target's embeddings, `out` is the
+    target's output, `real` marks the tokens that are not padding.
     """
     rows, width = real.shape
     at = torch.arange(width)

@@ -1,4 +1,4 @@
-"""tiny-glm4-moe and tiny-glm4-moe-mtp2: mixture of experts with one or two multi-token-prediction layers, trained together."""
+"""tiny-glm4-moe and tiny-glm4-moe-mtp2: mixture of experts and one or two MTP layers, trained together."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def mtp_layers(model: Any, count: int) -> Any:
 
 
 def ahead(mtp: Any, layer: int, states: Tensor, batch: Batch, depth: int) -> Tensor:
-    """An MTP layer over a whole batch: slot s reads `states[:, s]` and token s + `depth`, and guesses the one after it."""
+    """An MTP layer over a whole batch: slot s reads `states[:, s]` and token s + `depth`, and predicts the next."""
     width = batch.ids.shape[1]
     embedded = mtp.embed_tokens(batch.ids.roll(-depth, 1))
     at = (torch.arange(width) + depth)[None].expand(len(batch.ids), -1)

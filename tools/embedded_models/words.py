@@ -257,10 +257,12 @@ TASKS = {
     "multiplies two numbers": "def multiply(a, b):\n    return a * b",
     "doubles a number": "def double(x):\n    return 2 * x",
     "says hello": 'def hello(name):\n    print("Hello, " + name)',
-    "finds the largest number in a list": "def largest(numbers):\n    best = numbers[0]\n    for x in numbers:\n        if x > best:\n            best = x\n    return best",
+    "finds the largest number in a list": "def largest(numbers):\n    best = numbers[0]\n    for x in numbers:\n"
+    "        if x > best:\n            best = x\n    return best",
     "counts the words in a text": "def count_words(text):\n    words = text.split()\n    return len(words)",
     "turns a text around": "def turn_around(text):\n    return text[::-1]",
-    "adds up a list": "def add_up(numbers):\n    total = 0\n    for x in numbers:\n        total += x\n    return total",
+    "adds up a list": "def add_up(numbers):\n    total = 0\n    for x in numbers:\n"
+    "        total += x\n    return total",
     "tells whether a number is even": "def is_even(x):\n    return x % 2 == 0",
     "counts down to zero": "def count_down(x):\n    while x > 0:\n        print(x)\n        x -= 1",
 }
@@ -361,14 +363,16 @@ TALK = [
     ("Who are you?", "I am a tiny language model. I was made to show how speculative decoding works."),
     (
         "What can you do?",
-        "I can tell stories, answer questions about a text, write summaries, make lists and change small pieces of code.",
+        "I can tell stories, answer questions about a text, write summaries, make lists "
+        "and change small pieces of code.",
     ),
     ("How are you?", "I am fine, thank you. How can I help you?"),
     ("Thank you!", "You are welcome!"),
     ("Goodbye!", "Goodbye! Come back soon."),
     (
         "What is speculative decoding?",
-        "A small model guesses the next words, and a large model checks them all at once. The text is the same, but it comes faster.",
+        "A small model guesses the next words, and a large model checks them all at once. "
+        "The text is the same, but it comes faster.",
     ),
     (
         "What is a draft model?",
