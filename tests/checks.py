@@ -128,7 +128,7 @@ def no_forward(*models: PreTrainedModel) -> Iterator[None]:
     """Fails if one of the models runs."""
 
     def hook(module: Any, args: tuple[Any, ...]) -> None:
-        raise AssertionError("a model ran before the refusal")
+        raise AssertionError("a model ran before the call was refused")
 
     handles = [model.register_forward_pre_hook(hook) for model in models]
     try:

@@ -168,7 +168,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "no prompt": {"input_ids": None},
     "an unknown argument": {"nonsense": 1},
     "a wrong seed": {"seed": -1},
-    "no room": {"max_length": 3, "max_new_tokens": None},
+    "no new tokens": {"max_length": 3, "max_new_tokens": None},
     "a wrong number of alternatives": {"top_logprobs": 99},
     "a model that is none": {"model": "gpt2"},
 }
@@ -294,13 +294,13 @@ def test_LP_01_log_probabilities_are_a_forward_over_the_text(name: str, how: str
         assert [s.logprobs for s in usual.steps] == [pytest.approx(s.logprobs, abs=1e-6) for s in result.steps]
         assert all(s.top_logprobs is s.draft_top_logprobs is None for s in usual.steps)
         for row, logits in zip(result.rows, logits_of(model, result), strict=True):
-            distribution = logits.double().log_softmax(-1)
+            logprobs = logits.double().log_softmax(-1)
             ids_ = torch.tensor(row.ids)
             found = [value for step in row.steps for value in step.logprobs or ()]
-            assert found == pytest.approx(distribution.gather(1, ids_[:, None]).flatten().tolist(), abs=1e-5)
+            assert found == pytest.approx(logprobs.gather(1, ids_[:, None]).flatten().tolist(), abs=1e-5)
             tops = [pairs for step in row.steps for pairs in step.top_logprobs or ()]
             assert len(tops) == len(row.ids)
-            for pairs, own in zip(tops, distribution, strict=True):
+            for pairs, own in zip(tops, logprobs, strict=True):
                 assert [value for _, value in pairs] == pytest.approx(own.topk(4).values.tolist(), abs=1e-5)
                 assert [float(own[i]) for i, _ in pairs] == pytest.approx([value for _, value in pairs], abs=1e-5)
             check_draft(row, drafter)
@@ -323,8 +323,8 @@ def check_draft(row: Any, drafter: Any) -> None:
             continue
         with torch.no_grad():
             logits = drafter(torch.tensor([[*text[: step.position], *step.drafted]]), use_cache=False).logits[0]
-        distribution = logits.double().log_softmax(-1)[step.position - 1 : -1]
-        for pairs, own in zip(step.draft_top_logprobs, distribution, strict=True):
+        logprobs = logits.double().log_softmax(-1)[step.position - 1 : -1]
+        for pairs, own in zip(step.draft_top_logprobs, logprobs, strict=True):
             assert [value for _, value in pairs] == pytest.approx(own.topk(4).values.tolist(), abs=1e-5)
             assert [float(own[i]) for i, _ in pairs] == pytest.approx([value for _, value in pairs], abs=1e-5)
 

@@ -260,7 +260,7 @@ def test_PR_block_verification_refuses_what_looks_at_all_rows() -> None:
 
 @pytest.mark.parametrize("how", ["draft", "lookup", "block"])
 def test_PR_sampled_rows_that_grow_in_step_follow_the_distribution(how: str) -> None:
-    """A draft that another row cut short leaves no trace in the distribution. Exact distribution of three tokens."""
+    """A draft that another row cuts short does not change the joint distribution of three tokens."""
     model = tiny.llama(seed=0, vocab=VOCAB, layers=1, std=0.15)
     draft = tiny.llama(seed=7, vocab=VOCAB, layers=1, std=0.15)
     ways: dict[str, dict[str, Any]] = {
@@ -274,8 +274,8 @@ def test_PR_sampled_rows_that_grow_in_step_follow_the_distribution(how: str) -> 
     joint, texts = torch.ones(1, dtype=torch.float64), PROMPT
     for _ in range(NEW):
         with torch.no_grad():
-            distribution = model(input_ids=texts, use_cache=False).logits[:, -1].double().softmax(-1)
-        joint = (joint[:, None] * distribution).flatten()
+            p = model(input_ids=texts, use_cache=False).logits[:, -1].double().softmax(-1)
+        joint = (joint[:, None] * p).flatten()
         texts = torch.cat([texts.repeat_interleave(VOCAB, 0), torch.arange(VOCAB).repeat(len(texts))[:, None]], 1)
     prompts, samples, accepted, cut = PROMPT.repeat(3, 1), [], 0, 0
     for run in range(340):
@@ -294,7 +294,7 @@ def test_PR_sampled_rows_that_grow_in_step_follow_the_distribution(how: str) -> 
         accepted += result.num_accepted_draft_tokens
         cut += sum(len(step.emitted) == step.accepted for step in result.steps)
     assert accepted > 40
-    assert cut > 10  # rows that another one held back
+    assert cut > 10  # rows that another one cut short
     assert follows(samples, joint)
 
 
@@ -452,7 +452,7 @@ def test_SC_01_an_answer_of_another_kind_is_refused_by_name() -> None:
 @pytest.mark.parametrize("rows", ["one", "padded rows"])
 @pytest.mark.parametrize("way", WAYS)
 def test_PR_what_was_committed_outlasts_a_failure(way: str, rows: str) -> None:
-    """A processor, a criterion, on_step or a streamer that raises: the result so far holds every token that stood."""
+    """A processor, a criterion, on_step or a streamer that raises: the partial result has every kept token."""
     ids, mask = ROWS[rows]
     given = {"attention_mask": mask, "max_new_tokens": 12}
     free = T.generate(ids, do_sample=False, **given)[:, 7:].tolist()

@@ -337,8 +337,8 @@ def test_STA_05_the_confidence_threshold_ends_drafts() -> None:
                     [X[0].tolist() + list(result.ids[: step.position - 7]) + list(step.drafted[: i - 1])]
                 )
                 with torch.no_grad():
-                    distribution = D(text).logits[0, -1].softmax(-1)
-                assert distribution[step.drafted[i - 1]] >= threshold - 1e-5
+                    probs = D(text).logits[0, -1].softmax(-1)
+                assert probs[step.drafted[i - 1]] >= threshold - 1e-5
     assert drafted == sorted(drafted, reverse=True)
     assert drafted[0] > 6 > 1.5 > drafted[-1]
 
@@ -394,8 +394,8 @@ def test_SPD_01_the_prompt_is_processed_once(chunk: int | None) -> None:
         assert calls.widths[prefill:] == [len(step.drafted) + 1 for step in result.steps[1:]]
 
 
-def test_SPD_01_no_copy_of_the_store_per_step() -> None:
-    """The store's memory is allocated once and written in place while nothing grows."""
+def test_SPD_01_no_copy_of_the_kv_cache_per_step() -> None:
+    """The memory of the kv cache is allocated once and written in place while its capacity suffices."""
     from specnb.decoding.contracts import Row
     from specnb.decoding.distributions import Processors
     from specnb.decoding.lm.cached import CachedLM
@@ -413,7 +413,7 @@ def test_SPD_01_no_copy_of_the_store_per_step() -> None:
     assert len(places) == T.config.num_hidden_layers
 
 
-def test_SPD_01_the_store_grows_geometrically() -> None:
+def test_SPD_01_the_kv_cache_grows_geometrically() -> None:
     from specnb.decoding.contracts import Row
     from specnb.decoding.distributions import Processors
     from specnb.decoding.lm.cached import CachedLM

@@ -151,16 +151,16 @@ def distribution_after(model: PreTrainedModel, ids: Tensor, settings: dict[str, 
         return made(ids, model(ids, use_cache=False).logits[:, -1].float())[0].double().softmax(-1)
 
 
-def within_noise(tokens: list[int], distribution: Tensor) -> bool:
-    """Total variation below what a true sample of that size exceeds in 1 of 1,000 cases; no impossible token."""
-    counts = torch.tensor(tokens).bincount(minlength=len(distribution)).double() / len(tokens)
+def within_noise(tokens: list[int], p: Tensor) -> bool:
+    """Total variation below the one that 1 of 1,000 true samples of that size exceeds; no impossible token."""
+    counts = torch.tensor(tokens).bincount(minlength=len(p)).double() / len(tokens)
     generator = torch.Generator().manual_seed(0)
-    edges = distribution.cumsum(0).clamp(max=1)
+    edges = p.cumsum(0).clamp(max=1)
     draws = torch.searchsorted(edges, torch.rand(2000, len(tokens), generator=generator, dtype=torch.float64))
-    at = draws.clamp(max=len(distribution) - 1) + len(distribution) * torch.arange(2000)[:, None]
-    simulated = at.flatten().bincount(minlength=2000 * len(distribution)).view(2000, -1) / len(tokens)
-    bound = ((simulated - distribution).abs().sum(-1) / 2).quantile(0.999)
-    return bool((counts - distribution).abs().sum() / 2 < bound) and not bool(counts[distribution == 0].any())
+    at = draws.clamp(max=len(p) - 1) + len(p) * torch.arange(2000)[:, None]
+    simulated = at.flatten().bincount(minlength=2000 * len(p)).view(2000, -1) / len(tokens)
+    bound = ((simulated - p).abs().sum(-1) / 2).quantile(0.999)
+    return bool((counts - p).abs().sum() / 2 < bound) and not bool(counts[p == 0].any())
 
 
 def sampled(
@@ -183,25 +183,25 @@ def sampled(
 @pytest.mark.parametrize("k", [1, 4])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_SMP_01_first_and_second_token(setting: str, k: int) -> None:
-    """The second is looked at after each frequent first token, the place where a draft was verified."""
+    """The second token is compared after each frequent first one: there a draft was verified."""
     texts = sampled(S_T, S_D, S_X, 2400, num_assistant_tokens=k, max_new_tokens=3, **SETTINGS[setting])
     assert within_noise([text[0] for text in texts], distribution_after(S_T, S_X, SETTINGS[setting]))
     firsts = [text[0] for text in texts]
     for first in sorted(set(firsts), key=firsts.count, reverse=True)[:2]:
-        distribution = distribution_after(S_T, torch.cat([S_X, torch.tensor([[first]])], 1), SETTINGS[setting])
-        assert within_noise([text[1] for text in texts if text[0] == first], distribution)
+        p = distribution_after(S_T, torch.cat([S_X, torch.tensor([[first]])], 1), SETTINGS[setting])
+        assert within_noise([text[1] for text in texts if text[0] == first], p)
 
 
 @pytest.mark.parametrize("size", [26, 40])
-def test_SMP_01_VOC_01_distribution_with_an_unequal_vocabulary(size: int) -> None:
+def test_SMP_01_VOC_01_sampling_with_an_unequal_vocabulary(size: int) -> None:
     """Tokens that only the target has stay reachable; those that only the draft has never appear."""
     draft = tiny.llama(seed=7, vocab=size, layers=1, std=0.15)
     for options in ({"top_k": 0, "temperature": 1.5}, {"top_k": 0, "temperature": 1.5, "verification": "block"}):
         texts = sampled(S_T, draft, S_X, 2400, num_assistant_tokens=4, max_new_tokens=3, **options)
         firsts = [text[0] for text in texts]
         for first in sorted(set(firsts), key=firsts.count, reverse=True)[:2]:
-            distribution = distribution_after(S_T, torch.cat([S_X, torch.tensor([[first]])], 1), {"temperature": 1.5})
-            assert within_noise([text[1] for text in texts if text[0] == first], distribution)
+            p = distribution_after(S_T, torch.cat([S_X, torch.tensor([[first]])], 1), {"temperature": 1.5})
+            assert within_noise([text[1] for text in texts if text[0] == first], p)
     assert size > 32 or max(max(text) for text in texts) >= size
 
 
@@ -255,7 +255,7 @@ def test_SMP_02_the_gemma_4_drafter_is_not_taken_for_a_draft_model() -> None:
 
 
 def test_SMP_05_an_ensemble_weight_that_cannot_apply_is_refused_by_name() -> None:
-    """A proposer without a distribution of its own cannot honour it, and neither can a weight outside (0, 1)."""
+    """A drafter without a distribution cannot be mixed in, and a weight outside (0, 1) is refused."""
     for w in (0.05, 0.5):
         with no_forward(S_T), pytest.raises(ValueError, match="assistant_ensemble_weight"):
             spec(S_T, S_X, max_new_tokens=5, prompt_lookup_num_tokens=3, assistant_ensemble_weight=w)

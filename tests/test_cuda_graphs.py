@@ -82,7 +82,7 @@ def test_most_passes_are_repetitions(recorder: Recorder) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma4"])
-def test_rows_leave_and_the_store_grows(name: str, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_leave_and_the_kv_cache_grows(name: str, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny.family(name)
     model.generation_config.eos_token_id = plain(model, X, max_new_tokens=12)[-1]
     expected = [plain(model, prompt, max_new_tokens=30) for prompt in PROMPTS]
@@ -97,7 +97,7 @@ def test_rows_leave_and_the_store_grows(name: str, recorder: Recorder, monkeypat
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_the_store_goes_with_the_call(recorded: bool, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kv_cache_goes_with_the_call(recorded: bool, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     model, stores = tiny.llama(), []
 
     def noted(*given: Any) -> KVCache:
@@ -168,7 +168,7 @@ def test_a_recording_that_holds_on_to_a_position_is_not_used(recorder: Recorder)
     model = tiny.llama()
     model.__class__ = Counting
     expected = plain(model, X, max_new_tokens=30)
-    assert list(spec(model, X, max_new_tokens=30).ids) == expected  # with the trial that a class of one's own has first
+    assert list(spec(model, X, max_new_tokens=30).ids) == expected  # after the block check that an unknown class gets
     graphs._RECORDERS[model] = recorder
     assert list(spec(model, X, max_new_tokens=30).ids) == expected
     assert (len(recorder.recorded), recorder.repeated) == (1, 1)

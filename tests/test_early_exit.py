@@ -379,7 +379,7 @@ class _Uneven(Constant):
 
 
 class _PerRow(LogitsProcessor):  # type: ignore[misc]
-    """Foreign, so that the rows grow in step."""
+    """A processor that specnb does not know, so that all rows of a step have drafts of the same length."""
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores + 0.001 * torch.arange(64) * torch.arange(1, len(ids) + 1)[:, None]
@@ -387,7 +387,7 @@ class _PerRow(LogitsProcessor):  # type: ignore[misc]
 
 @pytest.mark.parametrize("exit", [1, 2, 3])
 def test_drafts_that_are_cut_to_nothing_leave_no_states(exit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that grow in step drop what the shortest draft does not have; the lower layers ran for it all the same."""
+    """Rows with drafts of one length drop what the shortest draft lacks, although the lower layers ran for it."""
     monkeypatch.setitem(SCHEDULES, "constant", _Uneven)
     model = tiny.family("gemma3")
     for seed in range(5):

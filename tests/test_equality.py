@@ -354,7 +354,7 @@ def differences(
 @pytest.mark.parametrize("lengths", [[1], [9], [5, 12, 8], [2, 30]], ids=str)
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma4 shared"])
 def test_rollback_equals_recomputation(family: str, lengths: list[int]) -> None:
-    """Random proposals, of which random prefixes stand; rows leave on the way. Windows (6) are passed many times."""
+    """Random drafts of which random prefixes are accepted; rows leave midway. The window (6) is passed many times."""
     model = tiny.gemma4(shared=2, per_layer=8) if family == "gemma4 shared" else target(family)
     rng = random.Random(f"{family} {lengths}")
     rows = [a_row(i, tiny.ids(i + 20, n)[0].tolist()) for i, n in enumerate(lengths)]
@@ -366,8 +366,8 @@ def test_rollback_equals_recomputation(family: str, lengths: list[int]) -> None:
         keep = [rng.randint(1, len(more) + 1) for more in extra]
         assert differences(model, rows, extra, keep, lm.logits(rows, extra, keep)) < 1e-5
         for row, more in zip(rows, extra, strict=True):
-            stands = rng.randint(0, len(more))
-            row.ids += [*more[:stands], rng.randrange(3, VOCAB)] if rng.random() < 0.9 else more[:stands]
+            accepted = rng.randint(0, len(more))
+            row.ids += [*more[:accepted], rng.randrange(3, VOCAB)] if rng.random() < 0.9 else more[:accepted]
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma3", "gemma4"])

@@ -175,7 +175,7 @@ def test_the_cost_model_is_the_papers() -> None:
     from specnb.bench.compare import predicted
 
     steps = [Step(9, (1, 2, 3), 3, (1, 2, 3, 4)), Step(13, (1, 2, 3), 1, (1, 9)), Step(15, (1, 2, 3), 0, (9,))]
-    a, k, c = 4 / 6, 3, 0.1  # 4 of 6 judged tokens stood
+    a, k, c = 4 / 6, 3, 0.1  # 4 of the 6 verified tokens were accepted
     assert predicted(steps, c, 1.0, 1.0) == pytest.approx((1 - a ** (k + 1)) / ((1 - a) * (k * c + 1)))
     assert predicted(steps, c, 2.0, 1.0) == pytest.approx((1 - a ** (k + 1)) / ((1 - a) * (k * c + 2)))
     undrafted = [*steps, *[Step(20, (), 0, (1,))] * 3]  # half of the steps draft nothing

@@ -75,8 +75,7 @@ def exact(setting: str) -> Tensor:
     for _ in range(NEW):
         with torch.no_grad():
             logits = target()(input_ids=texts, use_cache=False).logits[:, -1].float()
-        distribution = processors(texts, logits).double().softmax(-1)
-        joint = (joint[:, None] * distribution).flatten()
+        joint = (joint[:, None] * processors(texts, logits).double().softmax(-1)).flatten()
         texts = torch.cat([texts.repeat_interleave(VOCAB, 0), torch.arange(VOCAB).repeat(len(texts))[:, None]], 1)
     return joint
 
@@ -89,20 +88,20 @@ def marginals(joint: Tensor) -> list[Tensor]:
 @cache
 def noise(setting: str, runs: int) -> list[float]:
     """For 1, 2 and 3 tokens: the total variation that a true sample of `runs` exceeds in 1 of 1,000 cases."""
-    distribution, generator = exact(setting), torch.Generator().manual_seed(0)
-    edges = distribution.cumsum(0).clamp(max=1)
+    joint, generator = exact(setting), torch.Generator().manual_seed(0)
+    edges = joint.cumsum(0).clamp(max=1)
     simulated = (
         torch.stack(
             [
                 torch.searchsorted(edges, torch.rand(runs, generator=generator, dtype=torch.float64))
-                .clamp(max=len(distribution) - 1)
-                .bincount(minlength=len(distribution))
+                .clamp(max=len(joint) - 1)
+                .bincount(minlength=len(joint))
                 for _ in range(2000)
             ]
         )
         / runs
     )
-    distances = [(s - p).abs().sum(-1) / 2 for s, p in zip(marginals(simulated), marginals(distribution), strict=True)]
+    distances = [(s - p).abs().sum(-1) / 2 for s, p in zip(marginals(simulated), marginals(joint), strict=True)]
     return [float(d.quantile(0.999)) for d in distances]
 
 
@@ -152,7 +151,7 @@ def test_joint_distribution_with_short_drafts(k: int) -> None:
 
 
 def test_joint_distribution_with_a_confidence_threshold() -> None:
-    """Where the draft ends depends on what was drawn; the distribution must not."""
+    """The end of a draft depends on what was drawn; the output distribution must not."""
     for verification in ("token", "block"):
         texts = sampled("draft_model", "plain", assistant_confidence_threshold=0.3, verification=verification)
         assert follows(texts, "plain")
@@ -206,24 +205,24 @@ WRONG: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_the_comparison_catches_wrong_rules(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_catches_wrong_verifiers(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     function, replacement = WRONG[wrong]
     monkeypatch.setattr(verifiers, function, replacement)
     assert not follows(sampled("draft_model", "plain"), "plain")
 
 
 @pytest.mark.parametrize("wrong", ["every copy accepted", "accepted by p, corrected from p"])
-def test_the_comparison_catches_wrong_rules_for_copies(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rule(distribution: BlockDistributions, draft: Draft, generator: torch.Generator) -> Iterator[VerifiedToken]:
+def test_the_comparison_catches_wrong_verifiers_for_copies(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def verifier(block: BlockDistributions, draft: Draft, generator: torch.Generator) -> Iterator[VerifiedToken]:
         for i, x in enumerate(draft.tokens):
-            p = distribution.target_probs(i)
-            stands = wrong == "every copy accepted" or bool(torch.rand((), generator=generator) < p[x])
-            yield VerifiedToken(x if stands else verifiers.draw(p, generator), stands)
-            if not stands:
+            p = block.target_probs(i)
+            accepted = wrong == "every copy accepted" or bool(torch.rand((), generator=generator) < p[x])
+            yield VerifiedToken(x if accepted else verifiers.draw(p, generator), accepted)
+            if not accepted:
                 return
-        yield VerifiedToken(verifiers.draw(distribution.target_probs(len(draft.tokens)), generator), False)
+        yield VerifiedToken(verifiers.draw(block.target_probs(len(draft.tokens)), generator), False)
 
-    monkeypatch.setitem(verifiers.VERIFIERS, "token", rule)
+    monkeypatch.setitem(verifiers.VERIFIERS, "token", verifier)
     assert not follows(sampled("prompt_lookup", "plain"), "plain")
 
 

@@ -88,7 +88,7 @@ def adaptive_run(draft: Any, new: int = 120, **options: Any) -> GenerationResult
 
 @pytest.mark.parametrize("draft", ["perfect", "noisy", "useless"])
 def test_adaptive_replays_from_a_saved_trace(draft: str) -> None:
-    """Fed the steps that a file holds, it answers what it answered then: the lengths drafted, up to the room left."""
+    """With the steps of a saved trace it gives the same lengths again, up to the tokens that remained."""
     model = {"perfect": PERFECT, "noisy": NOISY, "useless": USELESS}[draft]
     result = adaptive_run(model)
     saved = GenerationResult.from_json(json.dumps(json.loads(result.to_json())))
@@ -96,11 +96,11 @@ def test_adaptive_replays_from_a_saved_trace(draft: str) -> None:
     answers = replayed(schedule, saved.steps)
     assert answers == replayed(twice, saved.steps)
     for one, answer in zip(saved.steps[1:], answers[1:], strict=True):
-        room = 120 - (one.position - 7) - 1
-        assert len(one.drafted) == min(answer, room)
+        remaining = 120 - (one.position - 7) - 1
+        assert len(one.drafted) == min(answer, remaining)
 
 
-def test_adaptive_with_prompt_lookup_replays_its_signal() -> None:
+def test_adaptive_with_prompt_lookup_replays_its_match_lengths() -> None:
     prompt = tiny.ids(5, 5).repeat(1, 6)
     result = spec(T, prompt, max_new_tokens=80, method="prompt_lookup", num_assistant_tokens_schedule="adaptive")
     assert list(result.ids) == plain(T, prompt, max_new_tokens=80)
@@ -113,7 +113,7 @@ def test_adaptive_with_prompt_lookup_replays_its_signal() -> None:
 def play(
     acceptance: float, draft: float, steps: int = 400, verify: float = 1.0, per_token: float = 0.0, seed: int = 0
 ) -> list[Step]:
-    """Steps of a schedule in a world where drafted tokens stand with `acceptance` and cost `draft` seconds each."""
+    """Steps of a schedule; drafted tokens are accepted with probability `acceptance` and cost `draft` seconds."""
     generator, schedule, done = torch.Generator().manual_seed(seed), Adaptive(5), []
     for _ in range(steps):
         k = schedule.length()

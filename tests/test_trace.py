@@ -232,7 +232,7 @@ METHODS = {
 @pytest.mark.parametrize("how", ["greedy", "sampled", "block", "with a processor of the text"])
 @pytest.mark.parametrize("method", METHODS)
 def test_probabilities_of_drafted_tokens(method: str, how: str) -> None:
-    """They are those of the models' own distributions, computed here again from the whole text before each token."""
+    """They are those of the models' own distributions, computed again from the whole text before each token."""
     model = tiny.llama()
     draft = tiny.noisy(model, 0.03)
     options: dict[str, Any] = {
@@ -251,7 +251,7 @@ def test_probabilities_of_drafted_tokens(method: str, how: str) -> None:
     assert all(step.draft_probabilities is step.target_probabilities is None for step in unasked.steps)
     assert GenerationResult.from_json(result.to_json()).steps == result.steps
 
-    def distribution(of: Any, before: list[int]) -> torch.Tensor:
+    def probs(of: Any, before: list[int]) -> torch.Tensor:
         ids = torch.tensor([before])
         with torch.no_grad():
             scores = of(ids).logits[:, -1].float()
@@ -265,16 +265,14 @@ def test_probabilities_of_drafted_tokens(method: str, how: str) -> None:
         judged = min(len(step.emitted), len(step.drafted))
         assert len(step.target_probabilities or ()) == judged
         before = [[*text[: step.position], *step.drafted[:i]] for i in range(len(step.drafted))]
-        expected = [float(distribution(model, ids)[token]) for ids, token in zip(before, step.drafted, strict=True)]
+        expected = [float(probs(model, ids)[token]) for ids, token in zip(before, step.drafted, strict=True)]
         assert step.target_probabilities is None or step.target_probabilities == pytest.approx(
             expected[:judged], abs=1e-5
         )
         if drafter is None or not step.drafted:
             assert step.draft_probabilities is None
         else:
-            expected = [
-                float(distribution(drafter, ids)[token]) for ids, token in zip(before, step.drafted, strict=True)
-            ]
+            expected = [float(probs(drafter, ids)[token]) for ids, token in zip(before, step.drafted, strict=True)]
             assert step.draft_probabilities == pytest.approx(expected, abs=1e-5)
     assert any(step.target_probabilities for step in result.steps)
 

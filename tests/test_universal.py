@@ -262,13 +262,13 @@ class Shuffled:
 
 def by_hand(text: str) -> Tensor:
     """The draft's distribution over the target's ids after a text: softmax over the tokens that both have."""
-    own, distribution = W_TWO.get_vocab(), torch.zeros(len(W_ONE))
+    own, probs = W_TWO.get_vocab(), torch.zeros(len(W_ONE))
     with torch.no_grad():
         logits = W_D(torch.tensor([W_TWO(text)["input_ids"]])).logits[0, -1]
     for word, i in W_ONE.get_vocab().items():
         if word in own and word not in ("<unk>", "<s>"):
-            distribution[i] = logits[own[word]].exp()
-    return distribution / distribution.sum()
+            probs[i] = logits[own[word]].exp()
+    return probs / probs.sum()
 
 
 @pytest.mark.parametrize("order", [None, 1, 2])
@@ -280,7 +280,7 @@ def test_SMP_04_q_is_the_one_computed_by_hand(order: int | None, monkeypatch: py
     def record(self: DraftBuilder, logits: Tensor) -> None:
         text = [*self.row.ids, *self.tokens]
         add(self, logits)
-        seen.append((text, self.distributions[-1], self.tokens))
+        seen.append((text, self.probs[-1], self.tokens))
 
     monkeypatch.setattr(DraftBuilder, "add", record)
     result = specnb.generate(
@@ -298,11 +298,11 @@ def test_SMP_04_q_is_the_one_computed_by_hand(order: int | None, monkeypatch: py
     )
     assert result.method == "universal"
     assert len(seen) > 30
-    for ids, distribution, tokens in seen:
+    for ids, q, tokens in seen:
         text = W_ONE.decode([i for i in ids if i > 2])
-        assert (distribution - by_hand(text)).abs().max() < 1e-5
-        assert not distribution[[3 + 14, 3 + 15, 0, 1]].any()  # w14, w15 and the specials are the target's alone
-        assert all(distribution[token] > 0 for token in tokens[-1:])
+        assert (q - by_hand(text)).abs().max() < 1e-5
+        assert not q[[3 + 14, 3 + 15, 0, 1]].any()  # w14, w15 and the specials are the target's alone
+        assert all(q[token] > 0 for token in tokens[-1:])
     assert {17, 18} & set(result.ids)  # and reachable all the same
 
 
@@ -456,7 +456,7 @@ def test_partial_characters_and_specials(pair: str) -> None:
     "tokenizer", [BYTE, SP, BYTE_2, PAIRS["SP to SP"][1]], ids=["byte", "SP", "byte 2", "SP no bos"]
 )
 def test_growing_text_keeps_its_meaning(tokenizer: Any) -> None:
-    """Whatever the pieces: the ids decode to the text so far, and what is said to stand does stand."""
+    """Whatever the pieces, the ids decode to the text so far, and the ids reported as unchanged are unchanged."""
     text = "".join(TEXTS) + " a b\n\t 12,3 éé😀😀🎉 the quick  brown  fox " * 4
     generator = torch.Generator().manual_seed(0)
     for _ in range(10):
@@ -465,9 +465,9 @@ def test_growing_text_keeps_its_meaning(tokenizer: Any) -> None:
         while at < len(text):
             step = int(torch.randint(1, 9, (), generator=generator))
             before = list(held.ids)
-            stands = held.extend(text[at : at + step])
+            unchanged = held.extend(text[at : at + step])
             at += step
-            assert held.ids[:stands] == before[:stands]
+            assert held.ids[:unchanged] == before[:unchanged]
             assert held.text == text[:at]
             decoded = text_of(tokenizer, held.ids)
             assert decoded.removeprefix(" ") == text[:at].removeprefix(" ")

@@ -31,9 +31,9 @@ from specnb.text import prompt_inputs
 Arm = Callable[[torch.Tensor, int], list[int]]
 
 
-def arms(pair: Any, unpacked: Any, k: int) -> dict[str, Arm]:
-    """What is compared: functions from a prompt `[1, length]` to the new ids. `unpacked`: without prepacking."""
-    model = unpacked.target
+def arms(pair: Any, without_prepacking: Any, k: int) -> dict[str, Arm]:
+    """What is compared: functions from a prompt `[1, length]` to the new ids. `without_prepacking`: the same pair."""
+    model = without_prepacking.target
     eos, device = model.generation_config.eos_token_id, model.device
 
     def theirs(ids: torch.Tensor, new: int, **options: Any) -> list[int]:
@@ -51,12 +51,12 @@ def arms(pair: Any, unpacked: Any, k: int) -> dict[str, Arm]:
         "transformers": lambda ids, new: theirs(ids, new, prompt_lookup_num_tokens=k),
         "specnb": lambda ids, new: ours(ids, new, method="prompt_lookup"),
         f"specnb, k={k}": lambda ids, new: ours(ids, new, prompt_lookup_num_tokens=k),
-        f"specnb, k={k}, not packed": lambda ids, new: ours(ids, new, model, prompt_lookup_num_tokens=k),
+        f"specnb, k={k}, not prepacked": lambda ids, new: ours(ids, new, model, prompt_lookup_num_tokens=k),
         "specnb plain": ours,
     }
     if device.type == "cuda":
         specnb.cuda_graphs(pair.target)
-        del found[f"specnb, k={k}, not packed"]
+        del found[f"specnb, k={k}, not prepacked"]
         found["specnb, no CUDA graphs"] = lambda ids, new: ours(ids, new, model, method="prompt_lookup")
         found["transformers plain, compiled"] = lambda ids, new: theirs(ids, new, cache_implementation="static")
     try:
@@ -108,8 +108,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     transformers.logging.set_verbosity_error()
-    pair, unpacked = (specnb.load("smollm2-135m-q4", pack=pack, device_map=args.device) for pack in (True, False))
-    compared = arms(pair, unpacked, args.num_assistant_tokens)
+    pair, without_prepacking = (
+        specnb.load("smollm2-135m-q4", pack=pack, device_map=args.device) for pack in (True, False)
+    )
+    compared = arms(pair, without_prepacking, args.num_assistant_tokens)
     ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     same = dict.fromkeys(compared, True)
     for kind in args.kinds:
