@@ -211,7 +211,7 @@ def test_caches_that_do_something_else_are_refused_by_name(cache: str) -> None:
 
 
 class Mine(DynamicCache):
-    """Not what the engine stands for."""
+    """A cache class that specnb does not know."""
 
 
 def test_caches_given_that_are_not_a_dynamic_one_are_refused() -> None:

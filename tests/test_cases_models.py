@@ -361,7 +361,7 @@ def test_sparse_attention_with_an_indexer(how: str) -> None:
 
 
 def test_layers_that_hold_an_image_stay() -> None:
-    """Mllama's cross attention keeps the image's keys: a rejected draft takes nothing of them."""
+    """Mllama's cross attention keeps the image's keys: a rejected draft removes none of them."""
     from families.build import IMAGE_TEXT, build
     from families.images import image_inputs
 

@@ -163,7 +163,7 @@ def test_PAR_04_guidance_is_refused_by_name(way: str) -> None:
 
 
 class Parity(LogitsProcessor):
-    """Even ids at even calls, odd ids at odd ones: its state is its own count of calls."""
+    """Even ids at even calls, odd ids at odd ones: its state is the number of its calls."""
 
     def __init__(self) -> None:
         self.lengths: list[int] = []
@@ -218,7 +218,7 @@ def test_PAR_04_block_verification_refuses_a_state(way: str) -> None:
 
 @pytest.mark.parametrize("way", DRAFTING)
 def test_PAR_04_prefix_allowed_tokens(way: str) -> None:
-    """A grammar as transformers has it: a function of the prefix."""
+    """A grammar in transformers' form: a function of the prefix."""
 
     def allowed(row: int, ids: Tensor) -> list[int]:
         return [i for i in range(3, 64) if (i + int(ids[-1])) % 3]
@@ -295,7 +295,7 @@ def test_PAR_07_encoder_decoder_is_refused_with_the_reason(way: str) -> None:
 @pytest.mark.parametrize("given", ["position_ids", "token_type_ids"])
 @pytest.mark.parametrize("way", DRAFTING)
 def test_PAR_07_positions_and_types_of_the_caller(way: str, given: str) -> None:
-    """Inputs per token that the caller gives count for the new tokens too, as in generate(); or they are refused."""
+    """Inputs per token given by the caller are continued for new tokens, as in generate(), or refused."""
     model = tiny.gpt2()
     value = torch.arange(7)[None] + 3 if given == "position_ids" else torch.full((1, 7), 5)
     how = {"assistant_model": tiny.noisy(model, 0.03), **EAGER} if way == "draft" else WAYS[way]

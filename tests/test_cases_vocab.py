@@ -225,7 +225,7 @@ def test_SMP_02_an_argmax_drafter_is_a_point_mass() -> None:
 
 
 def test_SMP_02_the_gemma_4_drafter_is_not_taken_for_a_draft_model() -> None:
-    """It has no cache of its own: what comes out is the target's text, or a refusal before the first pass."""
+    """It has no cache of its own: the result is the target's text, or an error before the first pass."""
     if not hasattr(transformers, "Gemma4AssistantForCausalLM"):
         pytest.skip("this version of transformers has no Gemma 4 drafter")
     own = {

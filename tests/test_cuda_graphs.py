@@ -156,7 +156,7 @@ def test_what_cannot_be_recorded_runs_as_ever() -> None:
 
 
 class Counting(LlamaForCausalLM):
-    """Takes its positions from the length of its cache, which a recording would go on believing."""
+    """Takes its positions from the length of its cache; a recording would repeat the same position."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         cache = kwargs.get("cache", kwargs.get("past_key_values"))
@@ -164,7 +164,7 @@ class Counting(LlamaForCausalLM):
         return super().forward(*args, **kwargs)
 
 
-def test_a_recording_that_holds_on_to_a_position_is_not_used(recorder: Recorder) -> None:
+def test_a_recording_that_repeats_a_position_is_not_used(recorder: Recorder) -> None:
     model = tiny.llama()
     model.__class__ = Counting
     expected = plain(model, X, max_new_tokens=30)

@@ -159,7 +159,7 @@ def test_STA_02_each_token_passes_each_layer_once(family: str, k: int) -> None:
 
 
 class Stop(LogitsProcessor):
-    """Ends a run at its first token."""
+    """Stops a run at its first token."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         raise RuntimeError("stop here")
@@ -295,7 +295,7 @@ def test_STA_02_exit_layers_outside_the_model_name_the_range(family: str) -> Non
 
 @pytest.mark.parametrize("name", [name for name in OTHERS if name != "RwkvForCausalLM"])
 def test_STA_02_other_architectures_work_or_are_refused_by_name(name: str) -> None:
-    """A refusal names the class and comes before the first token; the model is as before in either case."""
+    """Refused models are named by their class before the first token. In either case the model is unchanged."""
     model = tiny._build(name, 0, **{**tiny._shape(64, layers=2), **OTHERS[name]})
     expected, seen = plain(model, X, max_new_tokens=16), []
     for k in (1, 4):

@@ -106,7 +106,7 @@ def test_greedy_equals_plain(family: str) -> None:
 
 
 def test_the_draws_have_teeth() -> None:
-    """Options change the text, and drafts are accepted and rejected: equality is not for want of anything to differ."""
+    """Options change the text, and drafts are both accepted and rejected: the comparisons have something to find."""
     changed = drafted = accepted = 0
     for draw in range(30):
         rng = random.Random(f"llama {draw}")
@@ -302,7 +302,7 @@ RECURRENT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_layers_are_refused_by_name(name: str) -> None:
-    """Nothing drafts for them, and they draft for nobody; plain decoding takes nothing back, so they can do that."""
+    """They can neither be drafted for nor draft; plain decoding needs no rollback, so they can do that."""
     model = tiny._build(name, 0, **{**tiny._shape(VOCAB, layers=2), **RECURRENT[name]})
     for role, how in (
         ("target", lambda: spec(model, tiny.ids(0, 5), max_new_tokens=4, method="prompt_lookup")),
@@ -318,7 +318,7 @@ def test_recurrent_layers_are_refused_by_name(name: str) -> None:
 
 
 def test_conv_states_are_rolled_back() -> None:
-    """LFM2's states are kept until a draft is judged, as in transformers' own assisted decoding."""
+    """LFM2's states are kept until a draft is verified, as in transformers' own assisted decoding."""
     model = tiny._build("Lfm2ForCausalLM", 0, **tiny._shape(VOCAB, layers=2), layer_types=["conv", "full_attention"])
     prompts = [tiny.ids(seed, n) for seed, n in ((1, 5), (2, 12), (3, 8))]
     expected = [plain(model, prompt, max_new_tokens=16) for prompt in prompts]

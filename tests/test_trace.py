@@ -315,9 +315,9 @@ def test_a_processor_that_counts_its_calls_is_called_no_more_often_for_probabili
 
 def test_pandas_and_decoder_have_probabilities() -> None:
     model = tiny.llama()
-    engine = specnb.decoder(method="prompt_lookup", probabilities=True)
-    model.generate(tiny.ids(0, 7), max_new_tokens=20, do_sample=False, custom_generate=engine)
-    table = engine.result.to_pandas()
+    decoder = specnb.decoder(method="prompt_lookup", probabilities=True)
+    model.generate(tiny.ids(0, 7), max_new_tokens=20, do_sample=False, custom_generate=decoder)
+    table = decoder.result.to_pandas()
     assert table.target_probabilities.notna().any() and table.draft_probabilities.isna().all()
 
 
