@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -37,11 +37,13 @@ def unharmed(before: list[Any]) -> None:
 
 
 def fails(error: type[BaseException], recorder: Recorder, **options: Any) -> GenerationResult:
-    """Run into `error`; the partial result, checked."""
+    """Run into `error`; the partial result, which has the tokens of every step that was reported before."""
+    shown: list[int] = []
     with pytest.raises(error) as caught:
-        spec(T, X, max_new_tokens=12, streamer=recorder, **options)
+        spec(T, X, max_new_tokens=12, streamer=recorder, on_step=lambda step: shown.extend(step.emitted), **options)
     partial: GenerationResult = caught.value.partial_result  # type: ignore[attr-defined]
     consistent(partial)
+    assert list(partial.ids)[: len(shown)] == shown
     assert partial.finish_reason == "interrupted"
     assert list(partial.ids) == FREE[: len(partial.ids)]
     assert partial.sequences.tolist() == [X[0].tolist() + list(partial.ids)]
@@ -70,6 +72,9 @@ def test_STA_01_failure_in_every_forward(way: str, which: str, error: type[BaseE
         assert configs(T, D) == before
     assert lengths == sorted(lengths)
     assert lengths[0] == (0 if which == "target" else 1)  # the first token waits for no draft
+    assert lengths[-1] > 1
+    if which == "target":  # every pass before the failing one gave a token
+        assert all(length >= passes for passes, length in enumerate(lengths))
     unharmed(before)
 
 
@@ -109,14 +114,15 @@ def test_STA_01_failure_in_the_users_own_code(way: str, where: str, error: type[
             mine: Any = LogitsProcessorList([FailingProcessor(n, error)])
         else:
             mine = StoppingCriteriaList([FailingCriterion(n, error)])
-        fails(error, Recorder(), **{where: mine}, **WAYS[way])
+        partial = fails(error, Recorder(), **{where: mine}, **WAYS[way])
+        assert len(partial.ids) == (n - 1 if where == "logits_processor" else n)  # a criterion is asked after the token
     unharmed(before)
 
 
 @pytest.mark.parametrize("error", [Boom, KeyboardInterrupt])
 @pytest.mark.parametrize("way", WAYS)
 def test_STA_01_failure_in_a_listener(way: str, error: type[BaseException]) -> None:
-    """What was committed before the listener failed is in the partial result, its last step included."""
+    """The partial result has all steps that came before the failure of on_step, the last one included."""
     before = configs(T, D)
     whole = spec(T, X, max_new_tokens=12, **WAYS[way])
     for n in range(1, len(whole.steps) + 1):
@@ -151,7 +157,8 @@ class FailingStreamer(Recorder):
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_STA_01_failure_in_the_streamer(n: int) -> None:
     before = configs(T, D)
-    fails(Boom, FailingStreamer(n), **WAYS["draft"])
+    partial = fails(Boom, FailingStreamer(n), **WAYS["draft"])
+    assert len(partial.ids) >= n - 1  # the first call shows the prompt
     unharmed(before)
 
 
@@ -165,10 +172,12 @@ def test_STA_01_failure_with_rows(error: type[BaseException]) -> None:
     eos = [free[1][3], free[2][6]]
     free = [plain(T, prompt, max_new_tokens=12, eos_token_id=eos) for prompt in prompts]
 
-    def check(partial: GenerationResult) -> None:
+    def check(partial: GenerationResult, kept: Sequence[int]) -> None:
+        """Each row is a beginning of its text, with at least `kept` tokens of it."""
         consistent(partial)
-        for row, whole in zip(partial.rows, free, strict=True):
+        for row, whole, n in zip(partial.rows, free, kept, strict=True):
             assert list(row.ids) == whole[: len(row.ids)]
+            assert len(row.ids) >= min(n, len(whole))
             ended = len(row.ids) == len(whole)
             assert row.finish_reason == (("eos" if whole[-1] in eos else "length") if ended else "interrupted")
 
@@ -180,7 +189,7 @@ def test_STA_01_failure_with_rows(error: type[BaseException]) -> None:
 
         with watched(T, fail), pytest.raises(error) as caught:
             spec(T, ids, attention_mask=mask, max_new_tokens=12, eos_token_id=eos, **WAYS["draft"])
-        check(caught.value.partial_result)  # type: ignore[attr-defined]
+        check(caught.value.partial_result, [at] * 3)  # type: ignore[attr-defined]
     for n in range(1, 14):
         seen: list[specnb.Step] = []
 
@@ -192,7 +201,11 @@ def test_STA_01_failure_with_rows(error: type[BaseException]) -> None:
         try:
             spec(T, ids, attention_mask=mask, max_new_tokens=12, eos_token_id=eos, on_step=on_step, **WAYS["draft"])
         except error as raised:
-            check(raised.partial_result)  # type: ignore[attr-defined]
+            kept = [sum(len(step.emitted) for step in seen if step.row == row) for row in range(3)]
+            assert len(seen) == n and sum(kept) >= n
+            check(raised.partial_result, kept)  # type: ignore[attr-defined]
+        else:
+            assert 5 < len(seen) < n  # it had fewer steps
     unharmed(before)
 
 
@@ -207,7 +220,8 @@ def test_STA_01_the_decoder_keeps_the_partial_result() -> None:
         T.generate(X, attention_mask=torch.ones_like(X), do_sample=False, max_new_tokens=12, custom_generate=decoder)
     assert decoder.result is not None
     assert decoder.result.finish_reason == "interrupted"
-    assert 0 < len(decoder.result.ids) < 12
+    assert 2 <= len(decoder.result.ids) < 12  # two passes came before
+    assert list(decoder.result.ids) == FREE[: len(decoder.result.ids)]
 
 
 def test_STA_01_a_refused_call_leaves_no_old_result() -> None:

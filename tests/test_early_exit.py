@@ -266,7 +266,7 @@ class Interrupt(LogitsProcessor):
 def test_STA_01_an_interrupt_leaves_the_model_as_it_was(call: int) -> None:
     model = tiny.llama()
     expected, before = plain(model, X, max_new_tokens=8), snapshot(model)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as caught:
         spec(
             model,
             X,
@@ -275,6 +275,8 @@ def test_STA_01_an_interrupt_leaves_the_model_as_it_was(call: int) -> None:
             logits_processor=LogitsProcessorList([Interrupt(call)]),
             **STEADY,
         )
+    partial = caught.value.partial_result  # type: ignore[attr-defined]
+    assert list(partial.ids) == expected[: call - 1]
     same(before, snapshot(model))
     assert model.config.num_hidden_layers == 4
     assert plain(model, X, max_new_tokens=8) == expected

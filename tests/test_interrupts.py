@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -124,19 +125,31 @@ def test_STA_01_failure_at_every_forward_of_draft_and_verify(name: str, error: t
     total, lengths = calls[0], []
     assert total > 2 * len(whole.steps)
     for at in range(0, total, 1 if error is KeyboardInterrupt else 5):
+        shown: list[int] = []  # the tokens of the steps that were reported before the failure
+
+        def on_step(step: specnb.Step, shown: list[int] = shown) -> None:
+            shown.extend(step.emitted)
+
         with failing(modules, at, error), pytest.raises((error, ValueError)) as caught:
-            run(name)
-        if isinstance(caught.value, ValueError):  # before the first token, in a check that says what it met
-            assert at < 24 and error is Boom
+            run(name, on_step=on_step)
+        if isinstance(caught.value, ValueError):  # the block check says what it met, before the first token
+            assert at < 24 and error is Boom and not shown
             continue
         partial = getattr(caught.value, "partial_result", None)
+        assert partial is not None or not shown
         if partial is not None:
             consistent(partial)
-            assert partial.ids == whole.ids[: len(partial.ids)]
-            lengths.append(len(partial.ids))
+            assert partial.finish_reason == "interrupted"
+            assert list(partial.ids) == shown == list(whole.ids[: len(shown)])
+            lengths.append(len(shown))
         if at % 10 == 0:
             assert everything(name) == before
+    ends = [0, *accumulate(len(step.emitted) for step in whole.steps)]
     assert lengths == sorted(lengths)
+    assert set(lengths) <= set(ends[:-1])
+    if error is KeyboardInterrupt:  # at every call, so in every step
+        assert set(lengths) == set(ends[:-1])
+    assert len(set(lengths) - {0}) > len(whole.steps) / 3
     assert everything(name) == before
     assert plain(model, X, max_new_tokens=NEW) == free
     assert run(name).ids == whole.ids
