@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 import transformers
-from checks import EAGER, no_forward, padded, plain, spec, watched
+from checks import EAGER, no_forward, padded, plain, spec, true_shares, watched
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, WatermarkingConfig
 from transformers.generation import logits_process
@@ -154,11 +154,7 @@ def distribution_after(model: PreTrainedModel, ids: Tensor, settings: dict[str, 
 def within_noise(tokens: list[int], p: Tensor) -> bool:
     """Total variation below the one that 1 of 1,000 true samples of that size exceeds; no impossible token."""
     counts = torch.tensor(tokens).bincount(minlength=len(p)).double() / len(tokens)
-    generator = torch.Generator().manual_seed(0)
-    edges = p.cumsum(0).clamp(max=1)
-    draws = torch.searchsorted(edges, torch.rand(2000, len(tokens), generator=generator, dtype=torch.float64))
-    at = draws.clamp(max=len(p) - 1) + len(p) * torch.arange(2000)[:, None]
-    simulated = at.flatten().bincount(minlength=2000 * len(p)).view(2000, -1) / len(tokens)
+    simulated = true_shares(p, len(tokens), 2000)
     bound = ((simulated - p).abs().sum(-1) / 2).quantile(0.999)
     return bool((counts - p).abs().sum() / 2 < bound) and not bool(counts[p == 0].any())
 

@@ -9,7 +9,7 @@ import pytest
 import test_sampling
 import tiny
 import torch
-from checks import STEADY, consistent, no_forward, padded, plain, spec
+from checks import STEADY, consistent, no_forward, padded, plain, spec, true_shares
 from test_sampling import PROMPT, SETTINGS, VOCAB, warpers
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -135,19 +135,8 @@ def sampled(setting: str, w: float, runs: int = 1536, k: int = 4, **options: Any
 
 def follows(texts: list[tuple[int, ...]], joint: Tensor) -> bool:
     """Whether the distances for 1, 2 and 3 tokens are those of 999 of 1,000 true samples of that size, or less."""
-    generator = torch.Generator().manual_seed(0)
-    n, edges = len(texts), joint.cumsum(0).clamp(max=1)
-    simulated = (
-        torch.stack(
-            [
-                torch.searchsorted(edges, torch.rand(n, generator=generator, dtype=torch.float64))
-                .clamp(max=len(joint) - 1)
-                .bincount(minlength=len(joint))
-                for _ in range(1000)
-            ]
-        )
-        / n
-    )
+    n = len(texts)
+    simulated = true_shares(joint, n, 1000)
     seen = (torch.tensor(texts) @ torch.tensor([VOCAB**2, VOCAB, 1])).bincount(minlength=len(joint)).double() / n
     for size in (1, 2, 3):
         shape = (VOCAB**size, -1)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from checks import spec
+from checks import spec, true_shares
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.generation import logits_process
@@ -88,19 +88,8 @@ def marginals(joint: Tensor) -> list[Tensor]:
 @cache
 def noise(setting: str, runs: int) -> list[float]:
     """For 1, 2 and 3 tokens: the total variation that a true sample of `runs` exceeds in 1 of 1,000 cases."""
-    joint, generator = exact(setting), torch.Generator().manual_seed(0)
-    edges = joint.cumsum(0).clamp(max=1)
-    simulated = (
-        torch.stack(
-            [
-                torch.searchsorted(edges, torch.rand(runs, generator=generator, dtype=torch.float64))
-                .clamp(max=len(joint) - 1)
-                .bincount(minlength=len(joint))
-                for _ in range(2000)
-            ]
-        )
-        / runs
-    )
+    joint = exact(setting)
+    simulated = true_shares(joint, runs, 2000)
     distances = [(s - p).abs().sum(-1) / 2 for s, p in zip(marginals(simulated), marginals(joint), strict=True)]
     return [float(d.quantile(0.999)) for d in distances]
 

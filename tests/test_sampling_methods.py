@@ -15,7 +15,7 @@ import test_sampling
 import tiny
 import torch
 from checkpoints import gemma4_drafter, gemma4_target, mtp_model
-from checks import STEADY, padded
+from checks import STEADY, padded, true_shares
 from test_sampling import SETTINGS, warpers
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -80,18 +80,8 @@ def views(joint: Tensor) -> list[Tensor]:
 
 def distances(samples: list[tuple[int, ...]], joint: Tensor) -> tuple[list[float], list[float]]:
     """Total variation in each view; and what true samples of that size stay under 999 times of 1,000."""
-    n, edges, generator = len(samples), joint.cumsum(0).clamp(max=1), torch.Generator().manual_seed(0)
-    simulated = (
-        torch.stack(
-            [
-                torch.searchsorted(edges, torch.rand(n, generator=generator, dtype=torch.float64))
-                .clamp(max=len(joint) - 1)
-                .bincount(minlength=len(joint))
-                for _ in range(1000)
-            ]
-        )
-        / n
-    )
+    n = len(samples)
+    simulated = true_shares(joint, n, 1000)
     codes = torch.tensor(samples) @ torch.tensor([VOCAB**2, VOCAB, 1])
     seen = codes.bincount(minlength=len(joint)).double() / n
     found = [float((a - b).abs().sum() / 2) for a, b in zip(views(seen), views(joint), strict=True)]
