@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 import pytest
 import tiny
 import torch
 from checks import configs, plain, spec
+from torch import nn
 from transformers.integrations import sdpa_attention
 
-from specnb.runtime.grouped_query_attention import stands
+from specnb.runtime.grouped_query_attention import replacements
 from specnb.runtime.module_view import with_replacements
 
-grouped_query = partial(with_replacements, stands=stands)
-
 X = tiny.ids(0, 40)
+
+
+def grouped_query(model: nn.Module) -> Any:
+    """The module tree with grouped-query attentions in it, or the model itself."""
+    return with_replacements(model, replacements)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gemma4", "glm4_moe"])
