@@ -35,9 +35,8 @@ def test_the_bits_are_the_models_own(name: str) -> None:
     before, modules = configs(model), [id(module) for module in model.modules()]
     tree = low_overhead(model)
     assert LowOverheadLinear in kinds(tree) and nn.Linear not in kinds(tree)
-    assert name == "gpt2" or (
-        FusedRMSNorm in kinds(tree) and not any(kind.__name__.endswith("RMSNorm") for kind in kinds(tree))
-    )
+    norms = {kind for kind in kinds(tree) if kind.__name__.endswith("RMSNorm")}
+    assert norms == (set() if name == "gpt2" else {FusedRMSNorm})
     for x in (X, X[:, :1], X[:, :5].repeat(3, 1)):
         assert torch.equal(model(x).logits, tree(x).logits)
     assert configs(model) == before and [id(module) for module in model.modules()] == modules
