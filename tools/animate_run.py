@@ -236,6 +236,19 @@ def _legend(timeline: Timeline, y: float) -> None:
         column += len(kind) + 2
 
 
+def run_of(pair: Any) -> tuple[str, str]:
+    """The picture of the run, and what it shows in a few words."""
+    import specnb
+    from specnb.text import prompt_inputs
+
+    options = {"num_assistant_tokens": DRAFT_LENGTH, "assistant_confidence_threshold": 0.0, "do_sample": False}
+    inputs = prompt_inputs(pair.tokenizer, PROMPT)
+    shown = steps_of(specnb.generate(pair, **inputs, **options, max_new_tokens=MAX_NEW_TOKENS))
+    note = f"“{PROMPT}”  tiny-llama, drafts of {DRAFT_LENGTH} tokens by tiny-llama-draft, greedy"
+    tokens = sum(step.accepted + 1 for step in shown)
+    return picture(shown, "Speculative decoding, step by step", note), f"{tokens} tokens in {len(shown)} passes"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -243,20 +256,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
 
     import specnb
-    from specnb.text import prompt_inputs
 
-    pair = specnb.load("tiny-llama", "tiny-llama-draft")
-    options = {"num_assistant_tokens": DRAFT_LENGTH, "max_new_tokens": MAX_NEW_TOKENS, "do_sample": False}
-    result = specnb.generate(
-        pair, **prompt_inputs(pair.tokenizer, PROMPT), assistant_confidence_threshold=0.0, **options
-    )
-    shown = steps_of(result)
-    note = f"“{PROMPT}”  tiny-llama, drafts of {DRAFT_LENGTH} tokens by tiny-llama-draft, greedy"
-    svg = picture(shown, "Speculative decoding, step by step", note)
+    svg, said = run_of(specnb.load("tiny-llama", "tiny-llama-draft"))
     given.output.parent.mkdir(parents=True, exist_ok=True)
     given.output.write_text(svg, encoding="utf-8")
-    tokens = sum(step.accepted + 1 for step in shown)
-    print(f"{given.output}: {len(svg) / 1000:.0f} kB, {tokens} tokens in {len(shown)} passes")
+    print(f"{given.output}: {len(svg) / 1000:.0f} kB, {said}")
 
 
 if __name__ == "__main__":
