@@ -1,4 +1,4 @@
-"""What README, docs/ and CONTRIBUTING say can be done as they say it. `mkdocs build --strict` itself is a part of `.ci/run`."""
+"""README, docs/ and CONTRIBUTING: examples run, links and tables are right. `.ci/run` builds the site."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """MkDocs hooks: the documentation is read on the repository's pages and as a site, from the same files.
 
-Notebooks, changelog and CONTRIBUTING stay where they are and become pages of the site. Links from a page to a file outside
-of docs/ lead to the file's page, or to the file in the repository.
+Notebooks, changelog and CONTRIBUTING stay where they are and become pages of the site. Links from a page to a file
+outside of docs/ lead to the file's page, or to the file in the repository.
 """
 
 from __future__ import annotations
