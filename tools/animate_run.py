@@ -21,7 +21,7 @@ OUTPUT = Path("docs/images/run.svg")
 # seconds
 START, PER_DRAFT, CHECK, JUDGED, SETTLED, END = 0.6, 0.16, 0.5, 0.7, 0.45, 4.0
 
-WIDTH, MARGIN, COLUMNS, CELL, LINE, TOP = 800, 28, 74, 10.0, 31, 118
+WIDTH, MARGIN, COLUMNS, CELL, LINE, TOP = 800, 28, 72, 10.0, 31, 126
 _BAR_LEFT, _BAR_WIDTH = 330, 380
 
 # Each kind of token has a mark of its own beside its colour.
