@@ -19,7 +19,7 @@ DRAFT_LENGTH, MAX_NEW_TOKENS = 5, 56
 OUTPUT = Path("docs/images/run.svg")
 
 # seconds
-START, PER_DRAFT, CHECK, JUDGED, SETTLED, END = 0.6, 0.16, 0.5, 0.7, 0.45, 4.0
+START, PER_DRAFT, CHECK, JUDGED, REJECTED, SETTLED, END = 0.6, 0.12, 0.4, 0.3, 0.5, 0.35, 4.0
 
 WIDTH, MARGIN, COLUMNS, CELL, LINE, TOP = 800, 28, 72, 10.0, 31, 126
 _BAR_LEFT, _BAR_WIDTH = 330, 380
@@ -148,7 +148,7 @@ def timed(shown: Sequence[Shown]) -> Iterator[tuple[Shown, float, float, float, 
     for step in shown:
         drafted = now + PER_DRAFT * len(step.drafted)
         judged = drafted + CHECK
-        settled = judged + (JUDGED if step.drafted else 0)
+        settled = judged + (JUDGED if step.drafted else 0) + (REJECTED if step.accepted < len(step.drafted) else 0)
         yield step, now, drafted, judged, settled
         now = settled + SETTLED
 
