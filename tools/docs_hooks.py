@@ -13,6 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md")
+_BADGE = re.compile(r'<img(?=[^>]*\ssrc="https?://)[^>]*\salt="([^"]*)"[^>]*>')
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
 
@@ -66,3 +67,12 @@ def rewritten(markdown: str, place: str, source: str, repo_url: str) -> str:
         return f"{before}{new}{anchor}{after}"
 
     return _LINK.sub(link, markdown)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Notebook pages: pictures are found from the folder of the page, and badges from the web become plain links."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html
+    if config.use_directory_urls:
+        html = html.replace('src="images/', 'src="../images/')
+    return _BADGE.sub(lambda match: f"{match[1]} ", html)
