@@ -178,7 +178,7 @@ def test_statistics_have_no_times() -> None:
 def test_tables() -> None:
     rows = [["plain", 1.0, None, True], ["lookup", 12.345, 3, False]]
     headers = ["method", "tokens/s", "passes", "same"]
-    assert text_table(rows, headers) == (
+    assert Table(rows, headers).to_text() == (
         "method  tokens/s  passes  same\n"
         "------  --------  ------  ----\n"
         "plain       1.00       -  yes\n"
