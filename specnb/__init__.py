@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "GenerationResult": "specnb.trace",
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from specnb.call.api import generate as generate
     from specnb.models import LoadError as LoadError
     from specnb.models import Pair as Pair
-    from specnb.models import load as load
     from specnb.models import save_pair as save_pair
-    from specnb.models import truncate as truncate
+    from specnb.models.loading import load as load
     from specnb.models.mtp import load_mtp as load_mtp
+    from specnb.models.truncation import truncate as truncate
     from specnb.notebook.panel import Panel as Panel
     from specnb.options import Method as Method
     from specnb.runtime.cuda_graphs import cuda_graphs as cuda_graphs

@@ -66,8 +66,17 @@ def test_every_section_has_its_figures(stem: Path) -> None:
 
 def test_the_page_has_every_section_and_the_command(stem: Path) -> None:
     page = stem.with_suffix(".md").read_text()
-    for words in ("bench --suite small --threads 1", "## Prompt lookup on a real model", "## Every method", "## Draft model and early exit", "## Rows", "## Long contexts",
-                  "## First token", "## Own share", "tiny-gemma4 + tiny-gemma4-assistant"):  # fmt: skip
+    for words in (
+        "bench --suite small --threads 1",
+        "## Prompt lookup on a real model",
+        "## Every method",
+        "## Draft model and early exit",
+        "## Rows",
+        "## Long contexts",
+        "## First token",
+        "## Own share",
+        "tiny-gemma4 + tiny-gemma4-assistant",
+    ):
         assert words in page
     assert " NO " not in page
 

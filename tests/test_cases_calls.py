@@ -53,7 +53,10 @@ def test_every_field_of_a_generation_config_is_in_the_table() -> None:
     new = signature(GenerationMixin.generate).parameters.keys() - generate_options.PARAMETERS.keys()
     assert not new, f"generate() has parameters that specnb does not know: {sorted(new)}"
     refused = {
-        name for table in (generate_options.FIELDS, generate_options.PARAMETERS) for name, what in table.items() if what == "unsupported"
+        name
+        for table in (generate_options.FIELDS, generate_options.PARAMETERS)
+        for name, what in table.items()
+        if what == "unsupported"
     }
     assert refused - {"custom_generate"} == unsupported.UNSUPPORTED_OPTIONS
 
@@ -166,7 +169,9 @@ MODELS: dict[str, Callable[[], Any]] = {"llama": tiny.llama, "mistral": tiny.mis
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("cache", [c for c in ALL_CACHE_IMPLEMENTATIONS if c not in generate_options.UNSUPPORTED_CACHES])
+@pytest.mark.parametrize(
+    "cache", [c for c in ALL_CACHE_IMPLEMENTATIONS if c not in generate_options.UNSUPPORTED_CACHES]
+)
 def test_caches_that_hold_the_same_are_followed(cache: str, name: str) -> None:
     model, (ids, mask) = MODELS[name](), padded([tiny.ids(1, 5), tiny.ids(2, 9)])
     given = {"attention_mask": mask, "max_new_tokens": 16, "do_sample": False}
@@ -208,7 +213,7 @@ def test_caches_that_do_something_else_are_refused_by_name(cache: str) -> None:
 
 
 class Mine(DynamicCache):
-    """Not what the engine stands for."""
+    """A cache class that specnb does not know."""
 
 
 def test_caches_given_that_are_not_a_dynamic_one_are_refused() -> None:

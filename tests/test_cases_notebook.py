@@ -55,7 +55,7 @@ def test_PN_01_a_value_set_to_its_default_is_kept(panel: Any, case: str) -> None
     word = flag(name).replace("--", "--no-") if value is False else flag(name)
     assert word in panel._magic.value and f"{name}={value!r}" in panel._python.value
     assert (
-        control.start is None or "(set; default: " in control._note.value
+        control.initial is None or "(set; default: " in control._note.value
     )  # without a start, the choice itself shows it
     panel.set(max_new_tokens=6)
     panel.run(wait=True)

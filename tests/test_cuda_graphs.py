@@ -1,4 +1,4 @@
-"""CUDA graphs. Where there is no GPU, a traced program stands in for a graph: like one, it repeats what was done and runs no Python."""
+"""CUDA graphs. Without a GPU, a traced program serves as the graph: it repeats the same work without Python, too."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def test_most_passes_are_repetitions(recorder: Recorder) -> None:
     model = tiny.llama()
     graphs._RECORDERS[model] = recorder
     assert list(spec(model, X, max_new_tokens=40).ids) == plain(model, X, max_new_tokens=40)
-    # one pass over the prompt, two ordinary ones of one token; from the third on, which is compared, every one is repeated
+    # One pass over the prompt and two ordinary ones of one token. The third is compared; it and all later ones repeat.
     assert (recorder.recorded, recorder.repeated) == ([(1, 2)], 40 - 3)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma4"])
-def test_rows_leave_and_the_store_grows(name: str, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_leave_and_the_kv_cache_grows(name: str, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny.family(name)
     model.generation_config.eos_token_id = plain(model, X, max_new_tokens=12)[-1]
     expected = [plain(model, prompt, max_new_tokens=30) for prompt in PROMPTS]
@@ -97,7 +97,7 @@ def test_rows_leave_and_the_store_grows(name: str, recorder: Recorder, monkeypat
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_the_store_goes_with_the_call(recorded: bool, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kv_cache_goes_with_the_call(recorded: bool, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     model, stores = tiny.llama(), []
 
     def noted(*given: Any) -> KVCache:
@@ -156,7 +156,7 @@ def test_what_cannot_be_recorded_runs_as_ever() -> None:
 
 
 class Counting(LlamaForCausalLM):
-    """Takes its positions from the length of its cache, which a recording would go on believing."""
+    """Takes its positions from the length of its cache; a recording would repeat the same position."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         cache = kwargs.get("cache", kwargs.get("past_key_values"))
@@ -164,11 +164,11 @@ class Counting(LlamaForCausalLM):
         return super().forward(*args, **kwargs)
 
 
-def test_a_recording_that_holds_on_to_a_position_is_not_used(recorder: Recorder) -> None:
+def test_a_recording_that_repeats_a_position_is_not_used(recorder: Recorder) -> None:
     model = tiny.llama()
     model.__class__ = Counting
     expected = plain(model, X, max_new_tokens=30)
-    assert list(spec(model, X, max_new_tokens=30).ids) == expected  # with the trial that a class of one's own has first
+    assert list(spec(model, X, max_new_tokens=30).ids) == expected  # after the block check that an unknown class gets
     graphs._RECORDERS[model] = recorder
     assert list(spec(model, X, max_new_tokens=30).ids) == expected
     assert (len(recorder.recorded), recorder.repeated) == (1, 1)

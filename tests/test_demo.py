@@ -87,7 +87,11 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 def test_help_as_a_module() -> None:
     root = Path(__file__).parent.parent
     run = subprocess.run(
-        [sys.executable, "-m", "specnb", "demo", "--help"], capture_output=True, text=True, check=True, cwd=root,
+        [sys.executable, "-m", "specnb", "demo", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=root,
         env={**os.environ, "COLUMNS": "100"},
-    )  # fmt: skip
+    )
     assert "--max-new-tokens" in run.stdout and not run.stderr

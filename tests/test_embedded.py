@@ -93,7 +93,7 @@ def test_card_and_log(name: str) -> None:
     assert (
         card.startswith("---\nlicense: apache-2.0\n")
         and "| licence | Apache-2.0 |" in card
-        and "training/data.py" in card
+        and "tools/embedded_models/data.py" in card
     )
     assert not re.search(r"[{}]|/(work|tmp|home)/", card.replace("`{}`", ""))
     for entry in results["measures"]:

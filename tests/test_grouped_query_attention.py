@@ -1,28 +1,32 @@
-"""Attention that reads shared key/value heads where they are: transformers' bits, nothing of the model changed, nothing copied."""
+"""Attention that reads shared key/value heads in place: transformers' bits, an unchanged model, nothing copied."""
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 import pytest
 import tiny
 import torch
 from checks import configs, plain, spec
+from torch import nn
 from transformers.integrations import sdpa_attention
 
-from specnb.runtime.grouped_query_attention import stands
+from specnb.runtime.grouped_query_attention import replacements
 from specnb.runtime.module_view import with_replacements
 
-grouped = partial(with_replacements, stands=stands)
-
 X = tiny.ids(0, 40)
+
+
+def grouped_query(model: nn.Module) -> Any:
+    """The module tree with grouped-query attentions in it, or the model itself."""
+    return with_replacements(model, replacements)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gemma4", "glm4_moe"])
 def test_the_bits_are_transformers_own(name: str) -> None:
     model = tiny.family(name) if name in ("qwen2", "qwen3") else getattr(tiny, name)()
     before, modules = configs(model), [id(module) for module in model.modules()]
-    tree = grouped(model)
+    tree = grouped_query(model)
     assert tree is not model
     for mask in (None, torch.cat([torch.zeros(1, 7), torch.ones(1, 33)], 1)):
         assert torch.equal(model(X, attention_mask=mask).logits[0, 7:], tree(X, attention_mask=mask).logits[0, 7:])
@@ -32,17 +36,17 @@ def test_the_bits_are_transformers_own(name: str) -> None:
 
 def test_a_model_without_shared_heads_or_with_another_attention_is_left() -> None:
     model = tiny.gpt2()
-    assert grouped(model) is model
+    assert grouped_query(model) is model
     model = tiny.llama()
-    assert grouped(model) is not model
+    assert grouped_query(model) is not model
     model.set_attn_implementation("eager")
-    assert grouped(model) is model
+    assert grouped_query(model) is model
     model.set_attn_implementation("sdpa")
-    assert grouped(model) is not model
+    assert grouped_query(model) is not model
 
 
 def test_no_step_copies_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No call for copies of keys, and no allocation as large as one layer's store, once the prompt is in."""
+    """After prefill keys are not copied, and nothing as large as one layer's kv cache is allocated."""
     model, prompt = tiny.llama(positions=4096), tiny.ids(1, 8).repeat(1, 128)
     expected = plain(model, prompt, max_new_tokens=12)
 
@@ -57,7 +61,7 @@ def test_no_step_copies_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     def on_step(step: object) -> None:
         nonlocal steps
         steps += 1
-        if steps == 2:  # the store is as large as it gets
+        if steps == 2:  # the kv cache has its final size
             kept.start()
 
     result = spec(model, prompt, on_step=on_step, **options)

@@ -194,7 +194,7 @@ def test_tokenizers_are_compared_by_what_they_do() -> None:
     assert tokenizer_difference(tokenizer, role) is None
 
 
-def test_probes_catch_rare_rules() -> None:
+def test_probes_catch_rare_differences() -> None:
     words = [*"abcdefgh", *(f"w{i}" for i in range(300))]
     one, two = tiny.word_tokenizer(words), tiny.word_tokenizer([*words[:-2], words[-1], words[-2]])
     assert [one.encode(text) for text in PROBES] == [two.encode(text) for text in PROBES]

@@ -128,8 +128,15 @@ def test_controls_have_the_methods_defaults_and_bounds(panel: Panel) -> None:
 def test_options_and_reset(panel: Panel) -> None:
     assert panel.options == {"method": "draft_model", "max_new_tokens": SHORT}
     panel.set(num_assistant_tokens=9, do_sample=True, temperature=0.7, seed=3, stop_strings=["\n", "x"])
-    assert panel.options == {"method": "draft_model", "num_assistant_tokens": 9, "max_new_tokens": SHORT, "do_sample": True,
-                             "temperature": 0.7, "seed": 3, "stop_strings": ["\n", "x"]}  # fmt: skip
+    assert panel.options == {
+        "method": "draft_model",
+        "num_assistant_tokens": 9,
+        "max_new_tokens": SHORT,
+        "do_sample": True,
+        "temperature": 0.7,
+        "seed": 3,
+        "stop_strings": ["\n", "x"],
+    }
     panel.set(do_sample=False)
     assert "temperature" not in panel.options  # without effect, so not given
     panel._form.reset.click()

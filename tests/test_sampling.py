@@ -1,7 +1,7 @@
-"""Sampled text follows the target's distribution: the joint distribution of three tokens, against its exact enumeration.
+"""Sampled text follows the target's distribution: the joint distribution of three tokens, enumerated exactly.
 
-A run's tokens are compared with the distribution that transformers' own warpers make of the model's logits. The measure is total
-variation; the bound is what an equally large sample drawn from the distribution itself stays under in all but 1 of 1,000 cases.
+A run's tokens are compared with the distribution that transformers' own warpers make of the model's logits. The measure
+is total variation. The bound is the distance that 999 of 1,000 equally large samples of that distribution stay under.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from checks import spec
+from checks import spec, true_shares
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.generation import logits_process
@@ -75,8 +75,7 @@ def exact(setting: str) -> Tensor:
     for _ in range(NEW):
         with torch.no_grad():
             logits = target()(input_ids=texts, use_cache=False).logits[:, -1].float()
-        distribution = processors(texts, logits).double().softmax(-1)
-        joint = (joint[:, None] * distribution).flatten()
+        joint = (joint[:, None] * processors(texts, logits).double().softmax(-1)).flatten()
         texts = torch.cat([texts.repeat_interleave(VOCAB, 0), torch.arange(VOCAB).repeat(len(texts))[:, None]], 1)
     return joint
 
@@ -89,14 +88,9 @@ def marginals(joint: Tensor) -> list[Tensor]:
 @cache
 def noise(setting: str, runs: int) -> list[float]:
     """For 1, 2 and 3 tokens: the total variation that a true sample of `runs` exceeds in 1 of 1,000 cases."""
-    distribution, generator = exact(setting), torch.Generator().manual_seed(0)
-    edges = distribution.cumsum(0).clamp(max=1)
-    simulated = torch.stack([
-        torch.searchsorted(edges, torch.rand(runs, generator=generator, dtype=torch.float64)).clamp(max=len(distribution) - 1)
-        .bincount(minlength=len(distribution))
-        for _ in range(2000)
-    ]) / runs  # fmt: skip
-    distances = [(s - p).abs().sum(-1) / 2 for s, p in zip(marginals(simulated), marginals(distribution), strict=True)]
+    joint = exact(setting)
+    simulated = true_shares(joint, runs, 2000)
+    distances = [(s - p).abs().sum(-1) / 2 for s, p in zip(marginals(simulated), marginals(joint), strict=True)]
     return [float(d.quantile(0.999)) for d in distances]
 
 
@@ -120,9 +114,15 @@ def sampled(name: str, setting: str, runs: int = RUNS, **options: Any) -> list[t
     while len(texts) < runs:
         prompts = PROMPT.repeat(min(ROWS, runs - len(texts)), 1)
         result = specnb.generate(
-            target(), prompts, attention_mask=torch.ones_like(prompts), do_sample=True, max_new_tokens=NEW,
-            seed=10**6 + len(texts), **SETTINGS[setting], **(method(name) | options),
-        )  # fmt: skip
+            target(),
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=True,
+            max_new_tokens=NEW,
+            seed=10**6 + len(texts),
+            **SETTINGS[setting],
+            **(method(name) | options),
+        )
         texts += [row.ids for row in result.rows]
     return texts
 
@@ -140,7 +140,7 @@ def test_joint_distribution_with_short_drafts(k: int) -> None:
 
 
 def test_joint_distribution_with_a_confidence_threshold() -> None:
-    """Where the draft ends depends on what was drawn; the distribution must not."""
+    """The end of a draft depends on what was drawn; the output distribution must not."""
     for verification in ("token", "block"):
         texts = sampled("draft_model", "plain", assistant_confidence_threshold=0.3, verification=verification)
         assert follows(texts, "plain")
@@ -194,24 +194,24 @@ WRONG: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_the_comparison_catches_wrong_rules(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_catches_wrong_verifiers(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     function, replacement = WRONG[wrong]
     monkeypatch.setattr(verifiers, function, replacement)
     assert not follows(sampled("draft_model", "plain"), "plain")
 
 
 @pytest.mark.parametrize("wrong", ["every copy accepted", "accepted by p, corrected from p"])
-def test_the_comparison_catches_wrong_rules_for_copies(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rule(distribution: BlockDistributions, draft: Draft, generator: torch.Generator) -> Iterator[VerifiedToken]:
+def test_the_comparison_catches_wrong_verifiers_for_copies(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def verifier(block: BlockDistributions, draft: Draft, generator: torch.Generator) -> Iterator[VerifiedToken]:
         for i, x in enumerate(draft.tokens):
-            p = distribution.target_probs(i)
-            stands = wrong == "every copy accepted" or bool(torch.rand((), generator=generator) < p[x])
-            yield VerifiedToken(x if stands else verifiers.draw(p, generator), stands)
-            if not stands:
+            p = block.target_probs(i)
+            accepted = wrong == "every copy accepted" or bool(torch.rand((), generator=generator) < p[x])
+            yield VerifiedToken(x if accepted else verifiers.draw(p, generator), accepted)
+            if not accepted:
                 return
-        yield VerifiedToken(verifiers.draw(distribution.target_probs(len(draft.tokens)), generator), False)
+        yield VerifiedToken(verifiers.draw(block.target_probs(len(draft.tokens)), generator), False)
 
-    monkeypatch.setitem(verifiers.VERIFIERS, "token", rule)
+    monkeypatch.setitem(verifiers.VERIFIERS, "token", verifier)
     assert not follows(sampled("prompt_lookup", "plain"), "plain")
 
 
@@ -239,9 +239,17 @@ def test_the_comparison_catches_drafts_with_a_wrong_distribution(
 def test_a_perfect_draft_is_never_rejected() -> None:
     for verification in ("token", "block"):
         result = specnb.generate(
-            target(), PROMPT, assistant_model=tiny.noisy(target(), 0), assistant_confidence_threshold=0, do_sample=True,
-            temperature=0.7, top_p=0.9, max_new_tokens=60, seed=4, verification=verification,
-        )  # fmt: skip
+            target(),
+            PROMPT,
+            assistant_model=tiny.noisy(target(), 0),
+            assistant_confidence_threshold=0,
+            do_sample=True,
+            temperature=0.7,
+            top_p=0.9,
+            max_new_tokens=60,
+            seed=4,
+            verification=verification,
+        )
         assert result.num_accepted_draft_tokens == result.num_draft_tokens > 40
 
 
@@ -288,9 +296,15 @@ def test_rows_have_seeds_of_their_own() -> None:
     """Row i is the single run with seed + i."""
     prompts = PROMPT.repeat(3, 1)
     many = specnb.generate(
-        target(), prompts, attention_mask=torch.ones_like(prompts), do_sample=True, max_new_tokens=25, top_k=0, seed=20,
+        target(),
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        do_sample=True,
+        max_new_tokens=25,
+        top_k=0,
+        seed=20,
         **method("draft_model"),
-    )  # fmt: skip
+    )
     assert [row.ids for row in many.rows] == [one("draft_model", 20 + i).ids for i in range(3)]
 
 

@@ -1,4 +1,4 @@
-"""The output distribution of every acceptance rule, enumerated exactly: no seeds, no tolerance of luck."""
+"""The output distribution of every verifier, enumerated exactly: no seeds, no tolerance for sampling noise."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Output = dict[Text, float]
 
 def model(seed: int, sharpness: float, *, zeros: bool = False) -> Model:
     """A distribution for every text up to the longest needed, float64."""
-    distributions: dict[Text, Tensor] = {}
+    known: dict[Text, Tensor] = {}
 
-    def distribution(text: Text) -> Tensor:
-        if text not in distributions:
+    def probs(text: Text) -> Tensor:
+        if text not in known:
             g = torch.Generator().manual_seed(seed * 1_000_003 + hash(text) % 999_983)
             logits = torch.randn(VOCAB, generator=g, dtype=torch.float64) * sharpness
             if zeros:  # as after top-k: some tokens have no probability at all
                 logits[int(torch.randint(VOCAB, (), generator=g))] = -torch.inf
-            distributions[text] = logits.softmax(-1)
-        return distributions[text]
+            known[text] = logits.softmax(-1)
+        return known[text]
 
-    return distribution
+    return probs
 
 
 def plain(p: Model, n: int) -> Output:
@@ -52,10 +52,10 @@ def drafts(q: Model, k: int, kind: str, stop: Callable[[Text], bool]) -> Iterato
         if len(text) == k or (text and stop(text)):
             yield text, mass
             continue
-        distribution = q(text)
-        options = [int(distribution.argmax())] if kind == "point" else range(VOCAB)
+        probs = q(text)
+        options = [int(probs.argmax())] if kind == "point" else range(VOCAB)
         for token in options:
-            weight = 1.0 if kind == "point" else float(distribution[token])
+            weight = 1.0 if kind == "point" else float(probs[token])
             if weight > 0:
                 frontier.append(((*text, token), mass * weight))
 
@@ -71,35 +71,35 @@ def complete(out: Output, p: Model, text: Text, mass: float, n: int) -> None:
         complete(out, p, (*text, token), mass * weight, n)
 
 
-def token_rule(p: Model, q: Model, draft: Text, kind: str) -> Iterator[tuple[Text, float]]:
+def token_verifier(p: Model, q: Model, draft: Text, kind: str) -> Iterator[tuple[Text, float]]:
     """What `rejection_sampling` may emit for one draft, with probabilities."""
     alive = 1.0
     for i, x in enumerate(draft):
-        distribution, drawn = p(draft[:i]), None if kind == "point" else q(draft[:i])
-        a = float(acceptance(distribution, drawn, x))
-        for token, weight in enumerate(residual(distribution, drawn, x).tolist()):
+        target_probs, draft_probs = p(draft[:i]), None if kind == "point" else q(draft[:i])
+        a = float(acceptance(target_probs, draft_probs, x))
+        for token, weight in enumerate(residual(target_probs, draft_probs, x).tolist()):
             yield (*draft[:i], token), alive * (1 - a) * weight
         alive *= a
     for token, weight in enumerate(p(draft).tolist()):
         yield (*draft, token), alive * weight
 
 
-def block_rule(p: Model, q: Model, draft: Text, kind: str) -> Iterator[tuple[Text, float]]:
+def block_verifier(p: Model, q: Model, draft: Text, kind: str) -> Iterator[tuple[Text, float]]:
     """What `block_verification` may emit for one draft, with probabilities."""
     k = len(draft)
-    distributions = [p(draft[:i]) for i in range(k + 1)]
-    drawn = [None if kind == "point" else q(draft[:i]) for i in range(k)]
-    w, h = block_acceptance(distributions, drawn, draft)
+    target_probs = [p(draft[:i]) for i in range(k + 1)]
+    draft_probs = [None if kind == "point" else q(draft[:i]) for i in range(k)]
+    w, h = block_acceptance(target_probs, draft_probs, draft)
     missed = 1.0
-    for i in range(k, -1, -1):  # the longest prefix that passes stands; the empty one always does
-        stands = missed * (float(h[i]) if i else 1.0)
-        rest = distributions[k] if i == k else block_residual(w[i], distributions[i], drawn[i], draft[i])
+    for i in range(k, -1, -1):  # the longest prefix that passes is accepted; the empty one always passes
+        accepted = missed * (float(h[i]) if i else 1.0)
+        rest = target_probs[k] if i == k else block_residual(w[i], target_probs[i], draft_probs[i], draft[i])
         for token, weight in enumerate(rest.tolist()):
-            yield (*draft[:i], token), stands * weight
+            yield (*draft[:i], token), accepted * weight
         missed *= 1 - (float(h[i]) if i else 1.0)
 
 
-VERIFIERS = {"token": token_rule, "block": block_rule}
+VERIFIERS = {"token": token_verifier, "block": block_verifier}
 STOPS: dict[str, Callable[[Text], bool]] = {
     "full": lambda text: False,
     "confident": lambda text: (sum(text) + len(text)) % 3 == 0,
@@ -109,14 +109,14 @@ STOPS: dict[str, Callable[[Text], bool]] = {
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("kind", ["sampled", "point"])
 @pytest.mark.parametrize("k", [0, 1, 2, 3])
-@pytest.mark.parametrize("rule", VERIFIERS)
-def test_rule_keeps_the_targets_distribution(rule: str, k: int, kind: str, stop: str) -> None:
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_verifier_keeps_the_targets_distribution(verifier: str, k: int, kind: str, stop: str) -> None:
     for seed, sharpness, zeros in [(1, 0.5, False), (2, 2.0, False), (3, 1.0, True), (4, 6.0, True)]:
         p, q = model(seed, sharpness, zeros=zeros), model(seed + 100, sharpness, zeros=zeros)
         for drafter in (q, p):  # p itself: nothing is ever rejected
             out: Output = {}
             for draft, mass in drafts(drafter, k, kind, STOPS[stop]):
-                for text, weight in VERIFIERS[rule](p, drafter, draft, kind):
+                for text, weight in VERIFIERS[verifier](p, drafter, draft, kind):
                     complete(out, p, text, mass * weight, k + 1)
             expected = plain(p, k + 1)
             assert sum(out.values()) == pytest.approx(1, abs=1e-12)
@@ -124,7 +124,7 @@ def test_rule_keeps_the_targets_distribution(rule: str, k: int, kind: str, stop:
 
 
 @pytest.mark.parametrize("wrong", ["argmax judged as drawn", "residual of p"])
-def test_the_enumeration_catches_wrong_rules(wrong: str) -> None:
+def test_the_enumeration_catches_wrong_verifiers(wrong: str) -> None:
     p, q = model(1, 1.0), model(101, 1.0)
     out: Output = {}
     for draft, mass in drafts(q, 1, "point" if "argmax" in wrong else "sampled", STOPS["full"]):
@@ -140,10 +140,13 @@ def test_block_verification_accepts_at_least_as_many() -> None:
     for seed in range(5):
         p, q = model(seed, 1.5), model(seed + 50, 1.5)
         lengths = {
-            name: sum(mass * weight * (len(text) - 1) for draft, mass in drafts(q, 3, "sampled", STOPS["full"])
-                      for text, weight in rule(p, q, draft, "sampled"))
-            for name, rule in VERIFIERS.items()
-        }  # fmt: skip
+            name: sum(
+                mass * weight * (len(text) - 1)
+                for draft, mass in drafts(q, 3, "sampled", STOPS["full"])
+                for text, weight in verifier(p, q, draft, "sampled")
+            )
+            for name, verifier in VERIFIERS.items()
+        }
         assert lengths["block"] >= lengths["token"] - 1e-12
         assert lengths["block"] > lengths["token"] + 1e-4  # for these models strictly
 
@@ -154,12 +157,12 @@ def test_block_verification_accepts_at_least_as_many() -> None:
 )
 def test_edge_distributions_stay_distributions(p: list[float]) -> None:
     """One-hot, uniform, temperature 1e-8 with -inf logits: never NaN, always a distribution."""
-    distribution = torch.tensor(p, dtype=torch.float64)
-    for q in (None, distribution, torch.tensor([0.5, 0, 0.5, 0], dtype=torch.float64)):
+    probs = torch.tensor(p, dtype=torch.float64)
+    for q in (None, probs, torch.tensor([0.5, 0, 0.5, 0], dtype=torch.float64)):
         for x in range(VOCAB):
             if q is not None and q[x] == 0:
                 continue
-            a, rest = acceptance(distribution, q, x), residual(distribution, q, x)
+            a, rest = acceptance(probs, q, x), residual(probs, q, x)
             assert 0 <= float(a) <= 1
             assert float(rest.sum()) == pytest.approx(1)
             assert not rest.isnan().any()

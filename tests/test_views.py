@@ -20,7 +20,7 @@ from specnb.views.text import legend, marked_text, speed_text, stats_text, visib
 
 
 def row(texts: list[str], rejected: bool = True) -> RowResult:
-    """Three steps over five tokens: plain; two accepted and a correction; one accepted (none drafted more) and a bonus."""
+    """Three steps: one token without a draft; two accepted and a correction; all drafted accepted (one) and a bonus."""
     a, b, c, d, e, f = texts
     steps = (
         Step(3, (), 0, (1,)),
@@ -149,7 +149,8 @@ def test_marked_text() -> None:
     assert shown == (
         "The⟦ quick brown⟧‹ fox›⟦ jumps⟧«.»\n"
         "⟦accepted⟧ ‹corrected› «bonus» plain\n"
-        "draft_model · 6 tokens in 4 target passes · accepted 3 of 5 drafted (60.0%) · mean acceptance length 2.50 · ended: length"
+        "draft_model · 6 tokens in 4 target passes · accepted 3 of 5 drafted (60.0%) · mean acceptance length 2.50"
+        " · ended: length"
     )
     assert str(result(row(TEXTS))) == shown
 
@@ -178,7 +179,10 @@ def test_tables() -> None:
     rows = [["plain", 1.0, None, True], ["lookup", 12.345, 3, False]]
     headers = ["method", "tokens/s", "passes", "same"]
     assert Table(rows, headers).to_text() == (
-        "method  tokens/s  passes  same\n------  --------  ------  ----\nplain       1.00       -  yes\nlookup     12.35       3  no"
+        "method  tokens/s  passes  same\n"
+        "------  --------  ------  ----\n"
+        "plain       1.00       -  yes\n"
+        "lookup     12.35       3  no"
     ).replace("12.35", f"{12.345:.2f}")
     parsed = _Checked(Table(rows, headers).to_html())
     assert "table" in parsed.tags and "<td class=n>1.00</td>" in Table(rows, headers).to_html()

@@ -1,4 +1,4 @@
-"""Write `specnb/call/option_types.py`, the types of the options of `generate` and `decoder`: `python -m tools.option_types`."""
+"""Write `specnb/call/option_types.py`, the types of the options of `generate`: `python -m tools.option_types`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INPUTS = {
     "prefix_allowed_tokens_fn": "Callable[..., Any] | None",
 }
 
-_HEAD = '''"""Types of the options of `generate` and `decoder`. Written by `python -m tools.option_types`: do not edit."""
+_HEAD = '''"""Types of the options of `generate`. Written by `python -m tools.option_types`: do not edit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def type_of(option: Option) -> str:
     """The annotation of an option; None stands for "as if left out"."""
     kind = f"Literal[{', '.join(map(repr, option.choices))}]" if option.choices else option.type.__name__
     kind = {"float": "float", "str": "str"}.get(kind, kind)
-    return (f"{kind} | list[{kind}] | None" if option.many else f"{kind} | None").replace("'", '"')
+    return (f"{kind} | list[{kind}] | None" if option.multiple else f"{kind} | None").replace("'", '"')
 
 
 def source() -> str:

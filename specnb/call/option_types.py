@@ -1,4 +1,4 @@
-"""Types of the options of `generate` and `decoder`. Written by `python -m tools.option_types`: do not edit."""
+"""Types of the options of `generate`. Written by `python -m tools.option_types`: do not edit."""
 
 from __future__ import annotations
 
@@ -37,32 +37,6 @@ class GenerateOptions(DraftingOptions, total=False):
     min_p: float | None
     repetition_penalty: float | None
     no_repeat_ngram_size: int | None
-    max_length: Any
-    min_length: Any
-    top_h: Any
-    typical_p: Any
-    epsilon_cutoff: Any
-    eta_cutoff: Any
-    encoder_repetition_penalty: Any
-    encoder_no_repeat_ngram_size: Any
-    bad_words_ids: Any
-    renormalize_logits: Any
-    forced_bos_token_id: Any
-    forced_eos_token_id: Any
-    remove_invalid_values: Any
-    exponential_decay_length_penalty: Any
-    suppress_tokens: Any
-    begin_suppress_tokens: Any
-    sequence_bias: Any
-    watermarking_config: Any
-    num_return_sequences: Any
-    return_dict_in_generate: Any
-    output_scores: Any
-    output_logits: Any
-    pad_token_id: Any
-    bos_token_id: Any
-    eos_token_id: Any
-    prefill_chunk_size: Any
     input_ids: Tensor
     attention_mask: Tensor | None
     position_ids: Tensor | None

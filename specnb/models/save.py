@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from specnb.models.load import ASSISTANT
+from specnb.models.loading import ASSISTANT
 from specnb.models.pair import Pair
 
 _SINGLE, _INDEX, _MTP = "model.safetensors", "model.safetensors.index.json", "model-mtp.safetensors"

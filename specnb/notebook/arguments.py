@@ -62,8 +62,8 @@ def specgen_parser() -> Parser:
         type=_method,
         metavar="NAME",
         help=(
-            f"{', '.join(METHODS)}; default: the one that fits the draft model, or {METHOD_WITHOUT_DRAFT_MODEL} without "
-            "a draft model"
+            f"{', '.join(METHODS)}; default: the one that fits the draft model, or {METHOD_WITHOUT_DRAFT_MODEL} "
+            "without a draft model"
         ),
     )
     own.add_argument(

@@ -165,7 +165,8 @@ def packed_bytes(model: PreTrainedModel) -> int:
 
 def fits(model: PreTrainedModel) -> bool:
     """Whether packing takes no more than a quarter of the memory that is free."""
-    return 0 < packed_bytes(model) <= psutil.virtual_memory().available / 4
+    available: int = psutil.virtual_memory().available
+    return 0 < packed_bytes(model) <= available / 4
 
 
 def _linear_layers(modules: Mapping[str, nn.Module]) -> dict[str, nn.Linear]:

@@ -74,23 +74,38 @@ class Writer:
         name = animal.name if self.random.random() < 0.7 else self.random.choice(words.PEOPLE)
         parts = [self._mostly(*options) for options in words.PLOTS[plot]]
         text = " ".join(parts).format(
-            animal=animal.kind, name=name, home=animal.home, trait=animal.trait, food=animal.food, thing=thing.name,
-            look=thing.look, a_look=article(thing.look), place=thing.place, use=thing.use, friend=friend.kind, friendly=friend.trait,
-        )  # fmt: skip
+            animal=animal.kind,
+            name=name,
+            home=animal.home,
+            trait=animal.trait,
+            food=animal.food,
+            thing=thing.name,
+            look=thing.look,
+            a_look=article(thing.look),
+            place=thing.place,
+            use=thing.use,
+            friend=friend.kind,
+            friendly=friend.trait,
+        )
         return animal, thing, plot, name, text
 
     def _story(self) -> list[str]:
         animal, thing, plot, name, text = self._tale()
-        ask = self._mostly("Tell me a story about a {} who {} a {}.", "Write a short story about a {} who {} a {}.",
-                           "Please tell a story about a {} who {} a {}.")  # fmt: skip
+        ask = self._mostly(
+            "Tell me a story about a {} who {} a {}.",
+            "Write a short story about a {} who {} a {}.",
+            "Please tell a story about a {} who {} a {}.",
+        )
         turns = [ask.format(animal.kind, plot, thing.name), text]
         if self.random.random() < 0.3:
-            turns += self.random.choice([
-                ["Who was the story about?", f"The story was about {name} the {animal.kind}."],
-                [f"What did the {thing.name} look like?", f"The {thing.name} was {thing.look}."],
-                [f"Where did {name} live?", f"{name} lived {animal.home}."],
-                ["Thank you!", "You are welcome! I am glad you liked the story."],
-            ])  # fmt: skip
+            turns += self.random.choice(
+                [
+                    ["Who was the story about?", f"The story was about {name} the {animal.kind}."],
+                    [f"What did the {thing.name} look like?", f"The {thing.name} was {thing.look}."],
+                    [f"Where did {name} live?", f"{name} lived {animal.home}."],
+                    ["Thank you!", "You are welcome! I am glad you liked the story."],
+                ]
+            )
         return turns
 
     # ---- a text about somebody
@@ -183,11 +198,15 @@ class Writer:
 
     def _fact(self) -> list[str]:
         animal, word = self.random.choice(words.ANIMALS), self.random.choice(list(words.OPPOSITES))
-        return list(self.random.choice([
-            (f"Where does a {animal.kind} live?", f"A {animal.kind} lives {animal.home}."),
-            (f"What does a {animal.kind} eat?", f"A {animal.kind} likes to eat {animal.food}."),
-            (f"What is the opposite of {word}?", f"The opposite of {word} is {words.OPPOSITES[word]}."),
-        ]))  # fmt: skip
+        return list(
+            self.random.choice(
+                [
+                    (f"Where does a {animal.kind} live?", f"A {animal.kind} lives {animal.home}."),
+                    (f"What does a {animal.kind} eat?", f"A {animal.kind} likes to eat {animal.food}."),
+                    (f"What is the opposite of {word}?", f"The opposite of {word} is {words.OPPOSITES[word]}."),
+                ]
+            )
+        )
 
     def _talk(self) -> list[str]:
         turns: list[str] = []

@@ -88,9 +88,8 @@ def fit(
             count = LOG_EVERY if step % LOG_EVERY == 0 else step % LOG_EVERY
             entry = {"step": done + step, **{key: round(part / count, 4) for key, part in sums.items()}}
             log.append(entry)
-            say(
-                f"{name}: {entry} {time.perf_counter() - start:.0f} s, {tokens / (time.perf_counter() - start):.0f} tokens/s"
-            )
+            seconds = time.perf_counter() - start
+            say(f"{name}: {entry} {seconds:.0f} s, {tokens / seconds:.0f} tokens/s")
             sums = {}
     return {"steps": steps, "tokens": tokens, "seconds": round(time.perf_counter() - start), "log": log}
 

@@ -29,21 +29,36 @@ DEPTH = 4
 
 def _config(tokenizer: Any, **sizes: Any) -> Gemma4TextConfig:
     return Gemma4TextConfig(
-        vocab_size=len(tokenizer), num_attention_heads=4, num_key_value_heads=1, head_dim=32, global_head_dim=64,
-        sliding_window=WINDOW, max_position_embeddings=512, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id, **sizes,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=32,
+        global_head_dim=64,
+        sliding_window=WINDOW,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **sizes,
+    )
 
 
 def target(folder: Path, steps: Sequence[int]) -> dict[str, Any]:
-    """Six layers, sliding and full; the last two read keys and values of earlier ones; inputs of its own for every layer."""
+    """Six layers, sliding and full; the last two read keys and values of earlier ones; per-layer input embeddings."""
     tokenizer = train_tokenizer(folder)
     torch.manual_seed(4)
     config = _config(
-        tokenizer, hidden_size=128, intermediate_size=256, num_hidden_layers=6, num_kv_shared_layers=2,
-        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2, use_double_wide_mlp=True,
-        hidden_size_per_layer_input=16, vocab_size_per_layer_input=len(tokenizer), final_logit_softcapping=30.0,
-    )  # fmt: skip
+        tokenizer,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=6,
+        num_kv_shared_layers=2,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=16,
+        vocab_size_per_layer_input=len(tokenizer),
+        final_logit_softcapping=30.0,
+    )
     model = AutoModelForCausalLM.from_config(config).train()
 
     def loss(batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
@@ -56,11 +71,11 @@ def target(folder: Path, steps: Sequence[int]) -> dict[str, Any]:
 
 
 def unrolled(assistant: Any, embedded: Tensor, out: Any, real: Tensor, depth: int) -> list[Tensor]:
-    """The drafter's logits, as if it started from every position t at once: item i holds the guesses of token t + 1 + i.
+    """The drafter's logits, started from every position t at once: item i holds the guesses of token t + 1 + i.
 
-    It reads the token at t + i beside the target's state at t - 1 (then its own projected state), stands at position t,
-    and sees the target's keys and values before t. `embedded` are the target's embeddings, `out` is what it returned,
-    `real` marks the tokens that are not padding.
+    It reads the token at t + i beside the target's state at t - 1 (then its own projected state), at position t, and
+    sees the target's keys and values before t. `embedded` are the target's embeddings, `out` is the
+    target's output, `real` marks the tokens that are not padding.
     """
     rows, width = real.shape
     at = torch.arange(width)
@@ -73,9 +88,13 @@ def unrolled(assistant: Any, embedded: Tensor, out: Any, real: Tensor, depth: in
     for i in range(depth):
         inputs = assistant.pre_projection(torch.cat([embedded.roll(-i, 1), state], -1))
         hidden = assistant.model(
-            inputs_embeds=inputs, attention_mask=masks, position_ids=at.expand(rows, -1), use_cache=False,
-            shared_kv_states=out.shared_kv_states, output_hidden_states=True,
-        ).last_hidden_state  # fmt: skip
+            inputs_embeds=inputs,
+            attention_mask=masks,
+            position_ids=at.expand(rows, -1),
+            use_cache=False,
+            shared_kv_states=out.shared_kv_states,
+            output_hidden_states=True,
+        ).last_hidden_state
         guesses.append(assistant.lm_head(hidden))
         state = assistant.post_projection(hidden)
     return guesses
@@ -88,10 +107,16 @@ def assistant(folder: Path, steps: Sequence[int]) -> dict[str, Any]:
     own = written_by(teacher, tokenizer, 1024, 41)
     torch.manual_seed(5)
     text = _config(
-        tokenizer, hidden_size=96, intermediate_size=192, num_hidden_layers=4, num_kv_shared_layers=4,
-        layer_types=["sliding_attention"] * 3 + ["full_attention"], use_double_wide_mlp=False,
-        hidden_size_per_layer_input=0, vocab_size_per_layer_input=0,
-    )  # fmt: skip
+        tokenizer,
+        hidden_size=96,
+        intermediate_size=192,
+        num_hidden_layers=4,
+        num_kv_shared_layers=4,
+        layer_types=["sliding_attention"] * 3 + ["full_attention"],
+        use_double_wide_mlp=False,
+        hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=0,
+    )
     config = Gemma4AssistantConfig(text_config=text.to_dict(), backbone_hidden_size=teacher.config.hidden_size)
     model = AutoModelForCausalLM.from_config(config).train()
 

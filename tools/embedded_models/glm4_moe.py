@@ -1,4 +1,4 @@
-"""tiny-glm4-moe and tiny-glm4-moe-mtp2: mixture of experts with one or two multi-token-prediction layers, trained together."""
+"""tiny-glm4-moe and tiny-glm4-moe-mtp2: mixture of experts and one or two MTP layers, trained together."""
 
 from __future__ import annotations
 
@@ -35,11 +35,25 @@ def target(folder: Path, steps: Sequence[int], layers: int = 1) -> dict[str, Any
     tokenizer = train_tokenizer(folder)
     torch.manual_seed(6)
     config = Glm4MoeConfig(
-        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=352, moe_intermediate_size=96, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=32, n_routed_experts=8, num_experts_per_tok=2,
-        n_shared_experts=1, first_k_dense_replace=1, use_qk_norm=True, num_mtp_layers=layers, max_position_embeddings=512,
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=352,
+        moe_intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        use_qk_norm=True,
+        num_mtp_layers=layers,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     model = AutoModelForCausalLM.from_config(config, experts_implementation="eager").train()
     mtp = mtp_layers(model, layers)
     for module in [*model.modules(), *mtp.layers.modules()]:
@@ -76,7 +90,7 @@ def mtp_layers(model: Any, count: int) -> Any:
 
 
 def ahead(mtp: Any, layer: int, states: Tensor, batch: Batch, depth: int) -> Tensor:
-    """An MTP layer over a whole batch: slot s reads `states[:, s]` and token s + `depth`, and guesses the one after it."""
+    """An MTP layer over a whole batch: slot s reads `states[:, s]` and token s + `depth`, and predicts the next."""
     width = batch.ids.shape[1]
     embedded = mtp.embed_tokens(batch.ids.roll(-depth, 1))
     at = (torch.arange(width) + depth)[None].expand(len(batch.ids), -1)

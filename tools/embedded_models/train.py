@@ -1,6 +1,6 @@
 """Train the embedded checkpoints: `python -m tools.embedded_models.train [--only NAME] [--to FOLDER]`.
 
-Each model's folder is complete and loadable when its training ends. The log of all of them is `log.json` beside this file.
+Each model's folder is complete and loadable when its training ends. `log.json` beside this file has the logs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RECIPES: dict[str, tuple[Callable[[Path, Sequence[int]], dict[str, Any]], tuple[
     "tiny-glm4-moe": (glm4_moe.target, (1400, 2000)),
     "tiny-glm4-moe-mtp2": (partial(glm4_moe.target, layers=2), (1400, 2000)),
 }
-"""For each model: how it is made, and in how many steps (of each part). The order matters: a drafter needs its target."""
+"""For each model: the function that makes it and the steps of each part. A drafter comes after its target."""
 
 
 def main() -> None:

@@ -24,8 +24,9 @@ class Thing(NamedTuple):
     use: str
 
 
-# fmt: off
-ANIMALS = [Animal(*row.split("|")) for row in """\
+ANIMALS = [
+    Animal(*row.split("|"))
+    for row in """\
 fox|Finn|in the forest|clever|berries
 hare|Hetty|on the meadow|quick|clover
 mouse|Milo|in a barn|small|cheese
@@ -49,9 +50,12 @@ robin|Ruby|on the roof|happy|worms
 donkey|Desmond|near the bridge|lazy|thistles
 bee|Betty|in the hollow oak|hard-working|nectar
 sheep|Sheila|in the valley|calm|herbs
-beaver|Bob|by the stream|skilful|bark""".splitlines()]
+beaver|Bob|by the stream|skilful|bark""".splitlines()
+]
 
-THINGS = [Thing(*row.split("|")) for row in """\
+THINGS = [
+    Thing(*row.split("|"))
+    for row in """\
 bell|golden|under a stone|rang the bell to call the others
 kite|red|in a tall tree|let the kite fly above the hill
 lantern|old|in a dusty box|lit the lantern when the night came
@@ -75,14 +79,24 @@ cup|white|on the window sill|drank warm milk from the cup
 pillow|soft|in an empty cart|slept on the pillow all night
 whistle|small|in a deep puddle|blew the whistle until everybody danced
 ladder|tall|against the wall|climbed the ladder to see the stars
-ball|yellow|in the reeds|played with the ball all afternoon""".splitlines()]
+ball|yellow|in the reeds|played with the ball all afternoon""".splitlines()
+]
 
-_BEGIN = ("Once upon a time there was a {trait} {animal} named {name}.", "There was once a {trait} {animal} called {name}.")
-_DAY = ("It was a sunny morning.", "It was a cold winter day.", "It was a windy day in autumn.", "It was a warm summer evening.")
+_BEGIN = (
+    "Once upon a time there was a {trait} {animal} named {name}.",
+    "There was once a {trait} {animal} called {name}.",
+)
+_DAY = (
+    "It was a sunny morning.",
+    "It was a cold winter day.",
+    "It was a windy day in autumn.",
+    "It was a warm summer evening.",
+)
 _HOME = ("{name} lived {home} and liked to eat {food}.", "{name} lived {home}.")
 PLOTS = {
     "finds": (
-        _BEGIN, _HOME,
+        _BEGIN,
+        _HOME,
         _DAY,
         ("One day {name} found {a_look} {thing} {place}.", "One morning {name} saw {a_look} {thing} {place}."),
         ('"What {a_look} {thing}!" said {name}.', '"Who lost this {thing}?" asked {name}.'),
@@ -91,7 +105,8 @@ PLOTS = {
         ("From that day on, the {animal} and the {friend} were friends.",),
     ),
     "loses": (
-        _BEGIN, _HOME,
+        _BEGIN,
+        _HOME,
         ("{name} had {a_look} {thing} and loved it very much.",),
         _DAY,
         ("But one day the {thing} was gone.", "But one evening the {thing} was gone."),
@@ -100,7 +115,8 @@ PLOTS = {
         ("{name} was happy again and {use}.",),
     ),
     "shares": (
-        _BEGIN, _HOME,
+        _BEGIN,
+        _HOME,
         ("{name} had {a_look} {thing}, but nobody to play with.",),
         _DAY,
         ("One day a {friendly} {friend} came by and asked for the {thing}.",),
@@ -109,16 +125,21 @@ PLOTS = {
         ("In the evening they ate {food} and told each other stories.",),
     ),
     "wants": (
-        _BEGIN, _HOME,
+        _BEGIN,
+        _HOME,
         ("More than anything, {name} wanted {a_look} {thing}.",),
         _DAY,
-        ("So the {animal} worked every day for a {friendly} {friend}.", "So {name} asked a {friendly} {friend} for help."),
+        (
+            "So the {animal} worked every day for a {friendly} {friend}.",
+            "So {name} asked a {friendly} {friend} for help.",
+        ),
         ('"You work well," said the {friend}.', '"I will help you," said the {friend}.'),
         ("On the last day there was a {thing} {place}.",),
         ("{name} thanked the {friend} and {use}.",),
     ),
     "hides": (
-        _BEGIN, _HOME,
+        _BEGIN,
+        _HOME,
         ("{name} hid {a_look} {thing} {place}, so that nobody could take it.",),
         _DAY,
         ("But a {friendly} {friend} had seen it.", "But a {friendly} {friend} had watched the {animal}."),
@@ -126,10 +147,11 @@ PLOTS = {
         ("{name} was glad, and together they {use}.",),
     ),
     "dreams of": (
-        _BEGIN, _HOME,
+        _BEGIN,
+        _HOME,
         ("Every night {name} dreamt of {a_look} {thing}.",),
         _DAY,
-        ('"I have seen one {place}," said a {friendly} {friend}.', 'A {friendly} {friend} knew what to do.'),
+        ('"I have seen one {place}," said a {friendly} {friend}.', "A {friendly} {friend} knew what to do."),
         ("They went there at once, and there it was.", "They looked for it until they found it {place}."),
         ("{name} {use} and never forgot that day.",),
     ),
@@ -146,17 +168,79 @@ ENDS = {
 }
 """What a summary says of each plot."""
 
-PEOPLE = ["Mia", "Tom", "Anna", "Ben", "Clara", "David", "Ella", "Felix", "Greta", "Henry", "Ida", "Jonas", "Lena", "Nora", "Oscar", "Paula"]
-JOBS = ["baker", "teacher", "doctor", "farmer", "pilot", "painter", "gardener", "writer", "singer", "sailor", "cook", "tailor"]
-HOUSES = ["in a small house near the river", "in a white house on a hill", "in a flat above the bakery", "in an old mill in the valley",
-          "in a wooden hut by the sea", "in a tall house behind the church", "in a yellow house at the station", "on a farm outside the town"]
+PEOPLE = [
+    "Mia",
+    "Tom",
+    "Anna",
+    "Ben",
+    "Clara",
+    "David",
+    "Ella",
+    "Felix",
+    "Greta",
+    "Henry",
+    "Ida",
+    "Jonas",
+    "Lena",
+    "Nora",
+    "Oscar",
+    "Paula",
+]
+JOBS = [
+    "baker",
+    "teacher",
+    "doctor",
+    "farmer",
+    "pilot",
+    "painter",
+    "gardener",
+    "writer",
+    "singer",
+    "sailor",
+    "cook",
+    "tailor",
+]
+HOUSES = [
+    "in a small house near the river",
+    "in a white house on a hill",
+    "in a flat above the bakery",
+    "in an old mill in the valley",
+    "in a wooden hut by the sea",
+    "in a tall house behind the church",
+    "in a yellow house at the station",
+    "on a farm outside the town",
+]
 DRINKS = ["tea", "coffee", "milk", "water", "hot cocoa", "apple juice"]
 PETS = ["cat", "dog", "parrot", "rabbit", "pony", "goldfish"]
 DAYS = ["Monday", "Tuesday", "Friday", "Saturday", "Sunday"]
 GOALS = ["market", "library", "theatre", "museum", "swimming pool", "old harbour"]
 
-IDENTIFIERS = ["total", "count", "price", "value", "score", "item", "name", "data", "result", "number", "line", "word", "size",
-               "index", "limit", "list", "key", "node", "text", "path", "user", "table", "point", "weight"]
+IDENTIFIERS = [
+    "total",
+    "count",
+    "price",
+    "value",
+    "score",
+    "item",
+    "name",
+    "data",
+    "result",
+    "number",
+    "line",
+    "word",
+    "size",
+    "index",
+    "limit",
+    "list",
+    "key",
+    "node",
+    "text",
+    "path",
+    "user",
+    "table",
+    "point",
+    "weight",
+]
 CODE = [
     "def {0}({1}):\n    {2} = 0\n    for x in {1}:\n        {2} += x\n    return {2}",
     "def {0}({1}, {2}):\n    if {1} > {2}:\n        return {1}\n    return {2}",
@@ -172,17 +256,31 @@ TASKS = {
     "adds two numbers": "def add(a, b):\n    return a + b",
     "multiplies two numbers": "def multiply(a, b):\n    return a * b",
     "doubles a number": "def double(x):\n    return 2 * x",
-    "says hello": "def hello(name):\n    print(\"Hello, \" + name)",
-    "finds the largest number in a list": "def largest(numbers):\n    best = numbers[0]\n    for x in numbers:\n        if x > best:\n            best = x\n    return best",
+    "says hello": 'def hello(name):\n    print("Hello, " + name)',
+    "finds the largest number in a list": "def largest(numbers):\n    best = numbers[0]\n    for x in numbers:\n"
+    "        if x > best:\n            best = x\n    return best",
     "counts the words in a text": "def count_words(text):\n    words = text.split()\n    return len(words)",
     "turns a text around": "def turn_around(text):\n    return text[::-1]",
-    "adds up a list": "def add_up(numbers):\n    total = 0\n    for x in numbers:\n        total += x\n    return total",
+    "adds up a list": "def add_up(numbers):\n    total = 0\n    for x in numbers:\n"
+    "        total += x\n    return total",
     "tells whether a number is even": "def is_even(x):\n    return x % 2 == 0",
     "counts down to zero": "def count_down(x):\n    while x > 0:\n        print(x)\n        x -= 1",
 }
 
-OPPOSITES = {"hot": "cold", "big": "small", "old": "young", "fast": "slow", "dark": "bright", "loud": "quiet", "happy": "sad",
-             "high": "low", "wet": "dry", "hard": "soft", "full": "empty", "rich": "poor"}
+OPPOSITES = {
+    "hot": "cold",
+    "big": "small",
+    "old": "young",
+    "fast": "slow",
+    "dark": "bright",
+    "loud": "quiet",
+    "happy": "sad",
+    "high": "low",
+    "wet": "dry",
+    "hard": "soft",
+    "full": "empty",
+    "rich": "poor",
+}
 
 LISTS = {
     "fruits": ["apples", "pears", "plums", "cherries", "grapes", "lemons"],
@@ -198,15 +296,64 @@ LISTS = {
 }
 
 STEPS = {
-    "make tea": ["Boil some water.", "Put the tea into a pot.", "Pour the water over the tea.", "Wait for three minutes.", "Pour the tea into a cup."],
-    "bake bread": ["Mix flour, water, salt and yeast.", "Knead the dough for ten minutes.", "Let the dough rest for an hour.", "Bake the bread until it is brown."],
-    "plant a tree": ["Dig a deep hole.", "Put the tree into the hole.", "Fill the hole with earth.", "Give the tree some water."],
-    "wash a dog": ["Fill a tub with warm water.", "Put the dog into the tub.", "Wash the dog with soap.", "Dry the dog with a towel."],
-    "paint a wall": ["Clean the wall.", "Cover the floor with paper.", "Stir the paint.", "Paint the wall from top to bottom.", "Let the paint dry for a day."],
-    "cook soup": ["Cut the vegetables.", "Boil some water in a pot.", "Put the vegetables into the pot.", "Add some salt.", "Cook the soup for half an hour."],
-    "build a kite": ["Tie two sticks together.", "Cut the paper to size.", "Glue the paper to the sticks.", "Tie a long string to the kite."],
-    "repair a bike": ["RowStep the bike upside down.", "Take off the wheel.", "Find the hole in the tube.", "Glue a patch over the hole.", "Put the wheel back."],
-    "write a letter": ["Take a pen and some paper.", "Write the name of your friend.", "Tell your friend what is new.", "Put the letter into an envelope."],
+    "make tea": [
+        "Boil some water.",
+        "Put the tea into a pot.",
+        "Pour the water over the tea.",
+        "Wait for three minutes.",
+        "Pour the tea into a cup.",
+    ],
+    "bake bread": [
+        "Mix flour, water, salt and yeast.",
+        "Knead the dough for ten minutes.",
+        "Let the dough rest for an hour.",
+        "Bake the bread until it is brown.",
+    ],
+    "plant a tree": [
+        "Dig a deep hole.",
+        "Put the tree into the hole.",
+        "Fill the hole with earth.",
+        "Give the tree some water.",
+    ],
+    "wash a dog": [
+        "Fill a tub with warm water.",
+        "Put the dog into the tub.",
+        "Wash the dog with soap.",
+        "Dry the dog with a towel.",
+    ],
+    "paint a wall": [
+        "Clean the wall.",
+        "Cover the floor with paper.",
+        "Stir the paint.",
+        "Paint the wall from top to bottom.",
+        "Let the paint dry for a day.",
+    ],
+    "cook soup": [
+        "Cut the vegetables.",
+        "Boil some water in a pot.",
+        "Put the vegetables into the pot.",
+        "Add some salt.",
+        "Cook the soup for half an hour.",
+    ],
+    "build a kite": [
+        "Tie two sticks together.",
+        "Cut the paper to size.",
+        "Glue the paper to the sticks.",
+        "Tie a long string to the kite.",
+    ],
+    "repair a bike": [
+        "Turn the bike upside down.",
+        "Take off the wheel.",
+        "Find the hole in the tube.",
+        "Glue a patch over the hole.",
+        "Put the wheel back.",
+    ],
+    "write a letter": [
+        "Take a pen and some paper.",
+        "Write the name of your friend.",
+        "Tell your friend what is new.",
+        "Put the letter into an envelope.",
+    ],
     "sort a list in Python": ["Write the list.", "Call sorted() with the list.", "Print the result."],
 }
 
@@ -214,11 +361,22 @@ TALK = [
     ("Hello!", "Hello! How can I help you?"),
     ("Good morning!", "Good morning! What can I do for you?"),
     ("Who are you?", "I am a tiny language model. I was made to show how speculative decoding works."),
-    ("What can you do?", "I can tell stories, answer questions about a text, write summaries, make lists and change small pieces of code."),
+    (
+        "What can you do?",
+        "I can tell stories, answer questions about a text, write summaries, make lists "
+        "and change small pieces of code.",
+    ),
     ("How are you?", "I am fine, thank you. How can I help you?"),
     ("Thank you!", "You are welcome!"),
     ("Goodbye!", "Goodbye! Come back soon."),
-    ("What is speculative decoding?", "A small model guesses the next words, and a large model checks them all at once. The text is the same, but it comes faster."),
-    ("What is a draft model?", "A draft model is a small and fast model. It guesses the words that the large model will write."),
+    (
+        "What is speculative decoding?",
+        "A small model guesses the next words, and a large model checks them all at once. "
+        "The text is the same, but it comes faster.",
+    ),
+    (
+        "What is a draft model?",
+        "A draft model is a small and fast model. It guesses the words that the large model will write.",
+    ),
     ("Can you sing?", "I cannot sing, but I can tell you a story about a singer."),
 ]

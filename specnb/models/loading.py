@@ -20,7 +20,7 @@ from specnb.models.lock import LOADING
 from specnb.models.pair import Pair, check_pair
 from specnb.models.registry import REGISTERED
 from specnb.models.report import load_report
-from specnb.models.truncate import truncate
+from specnb.models.truncation import truncate
 from specnb.text import text_tokenizer
 
 SOURCES = ("hub", "package", "local")

@@ -1,4 +1,4 @@
-"""Whether sampled texts follow the target's distribution: their first two tokens against what transformers' scores give."""
+"""Whether sampled texts follow the target's distribution: their first two tokens against transformers' scores."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ if TYPE_CHECKING:
     from .judge import Outcome
 
 ROWS = 384  # samples
-SIMULATIONS = (
-    2000  # true samples, of which none may be as far from the distribution as ours is; one in so many findings is noise
-)
+SIMULATIONS = 2000  # true samples: a finding is farther from the distribution than all of them
 
 
 class Forced(LogitsProcessor):
-    """Row i's first token is i, then whatever is drawn. Comes last: the scores that reach it are the distribution."""
+    """Makes row i's first token i; later ones are drawn. It runs last: the scores it gets are the distribution."""
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self.distributions: list[Tensor] = []
+        self.probs: list[Tensor] = []
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        self.distributions.append(scores.double().softmax(-1))
+        self.probs.append(scores.double().softmax(-1))
         if ids.shape[1] > self.width:
             return scores
         return torch.full_like(scores, -torch.inf).fill_diagonal_(0.0)
@@ -46,7 +44,7 @@ def check(draw: Draw) -> Outcome:
         return Outcome("distribution", detail="not compared")
     alone = replace(draw, rows=draw.rows[:1], new=2, entry="generate")
     try:
-        distribution = _distribution(load(alone))
+        exact = _exact(load(alone))
     except Exception:  # transformers' own sampling cannot do these rows
         return Outcome("distribution", detail="not compared")
     side = call(load(replace(alone, rows=draw.rows[:1] * ROWS)), "ours")
@@ -54,18 +52,20 @@ def check(draw: Draw) -> Outcome:
         return Outcome("distribution", detail="several rows are refused")
     assert side.tokens is not None
     for place in (0, 1):
-        counts = torch.zeros(len(distribution[place]), dtype=torch.float64)
+        counts = torch.zeros(len(exact[place]), dtype=torch.float64)
         for row in side.tokens:
             counts[row[place]] += 1
-        far = _distance(counts / len(side.tokens), distribution[place])
-        if far > _noise(distribution[place], len(side.tokens)):
+        far = _distance(counts / len(side.tokens), exact[place])
+        if far > _noise(exact[place], len(side.tokens)):
             return Outcome(
-                "another distribution", f"token {place}", f"total variation {far:.3f} from the target's distribution of token {place}"
+                "another distribution",
+                f"token {place}",
+                f"total variation {far:.3f} from the target's distribution of token {place}",
             )
     return Outcome("distribution", detail="compared")
 
 
-def _distribution(space: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def _exact(space: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """The distributions `[vocab]` of the first and the second token."""
     model = space["model"]()
     given = space["inputs"](model)
@@ -83,18 +83,18 @@ def _distribution(space: dict[str, Any]) -> tuple[Tensor, Tensor]:
     model._get_logits_processor = get
     with torch.random.fork_rng():
         model.generate(**given, **space["options"]())
-    first, second = forced.distributions[0][0], forced.distributions[1]
+    first, second = forced.probs[0][0], forced.probs[1]
     return first, (first[:, None] * second).sum(0)
 
 
-def _distance(share: Tensor, distribution: Tensor) -> float:
-    return float((share - distribution).abs().sum(-1).max() / 2)
+def _distance(share: Tensor, exact: Tensor) -> float:
+    return float((share - exact).abs().sum(-1).max() / 2)
 
 
-def _noise(distribution: Tensor, samples: int) -> float:
-    """How far the farthest of many true samples is, and a little."""
+def _noise(exact: Tensor, samples: int) -> float:
+    """The distance of the farthest of many true samples, and a tenth more."""
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.multinomial(distribution.clamp_min(0), samples * SIMULATIONS, replacement=True, generator=generator)
-    counts = torch.zeros(SIMULATIONS, len(distribution), dtype=torch.float64)
+    drawn = torch.multinomial(exact.clamp_min(0), samples * SIMULATIONS, replacement=True, generator=generator)
+    counts = torch.zeros(SIMULATIONS, len(exact), dtype=torch.float64)
     counts.scatter_add_(1, drawn.view(SIMULATIONS, samples), torch.ones(SIMULATIONS, samples, dtype=torch.float64))
-    return _distance(counts / samples, distribution) * 1.1 + 1e-6
+    return _distance(counts / samples, exact) * 1.1 + 1e-6
