@@ -50,7 +50,7 @@ class FusedRMSNorm(Replacement):
     def forward(self, x: Tensor) -> Tensor:
         own = self.__dict__
         scale = own["both"][0]
-        if x.dtype is not torch.float32 or (scale is not None and len(scale) != x.shape[-1]):
+        if x.dtype is not torch.float32 or (scale is not None and scale.shape[0] != x.shape[-1]):
             return own["layer"](x)  # type: ignore[no-any-return]
         return torch.rms_norm(x, x.shape[-1:], *own["both"])
 
