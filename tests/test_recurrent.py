@@ -25,7 +25,7 @@ from specnb.decoding.schedules import Constant
 
 FAMILIES = [
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "mamba2", "falcon_h1", "bamba", "zamba2", "nemotron_h"),
-    *("granitemoehybrid", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "minimax", "lfm2", "lfm2_moe"),
+    *("granitemoehybrid", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "lfm2", "lfm2_moe"),
     *("mamba", "falcon_mamba", "jamba", "zamba"),  # stepped token by token
 ]
 IDS = range(3, 90)

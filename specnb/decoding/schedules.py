@@ -41,9 +41,9 @@ class Adaptive:
     A step with k drafted tokens yields 1 + a1 + a1 a2 + ... + a1...ak expected tokens (Leviathan et al. 2211.17192,
     section 3.1, with an acceptance rate a_i per position) in the time of k draft tokens and of a target pass over k + 1
     tokens. Acceptance rates are kept by position and by match_length, and older steps count less. The time of block
-    sizes that have not been measured is interpolated. Where the target has running states, a rejected draft also costs a
-    longer next pass. While plain decoding looks best, a draft is tried from time to
-    time, less often if it did not help. No such trial is needed in prompt lookup, which reports its `lookahead_token`.
+    sizes that have not been measured is interpolated. Where the target has running states, a rejected draft also costs
+    a longer next pass. While plain decoding looks best, a draft is tried from time to time, less often if it did not
+    help. No such trial is needed in prompt lookup, which reports its `lookahead_token`.
 
     Args:
         k: the length of the first draft.

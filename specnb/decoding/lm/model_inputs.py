@@ -26,7 +26,7 @@ _FIRST_PASS_TOKEN_TYPES = (*_GEMMA, *(f"{name}_text" for name in _GEMMA))
 # Their preparation only differs in that it drops the cache when a text outgrows `original_max_position_embeddings`.
 _DROPS_CACHE = ("phi3", "phimoe", "phi4_multimodal")
 # Their cache holds more than a slot per token: image states, slots of a prompt, a slot per loop.
-_CUSTOM_CACHE = ("cpmant", "dory", "git")
+_CUSTOM_CACHE = ("cpmant", "dory", "git", "minimax")
 
 
 @dataclass

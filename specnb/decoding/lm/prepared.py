@@ -15,7 +15,7 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import ModelOutput
 
 from specnb import compat
@@ -150,9 +150,10 @@ class PreparedLM(LM):
             if states and self._snapshots is None:
                 self._snapshots = Snapshots(states, length)
             for layer in cache.layers:
-                if hasattr(layer, "activate_past_recording") and type(layer) is not LinearAttentionLayer:
+                slides = getattr(layer, "is_sliding", False)
+                if hasattr(layer, "activate_past_recording") and (slides or not has_states(layer)):
                     layer.activate_past_recording()
-                    self._records_past |= not has_states(layer)
+                    self._records_past = True
 
     def _crop(self, n: int, num_committed: int) -> bool:
         """Crop the cache to the first `n` tokens.

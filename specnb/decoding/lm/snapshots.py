@@ -1,7 +1,7 @@
 """Running states (linear attention, Mamba, convolutions): rolled back to a copy, since they cannot be cropped.
 
-A pass with drafted tokens starts from a copy of the states. If a draft is rejected, the states go back to the copy, and the
-next pass feeds the accepted tokens together with the new draft: no extra pass is needed, the next one is only longer.
+The states are copied before a pass with drafted tokens. If a draft is rejected, they go back to the copy, and the next
+pass feeds the accepted tokens together with the new draft: no extra pass is needed, the next one is only longer.
 """
 
 from __future__ import annotations
@@ -55,15 +55,19 @@ class Snapshots:
         """Take the states back to at most `length` tokens.
 
         Returns:
-            The number of tokens that they have seen then: `length` where that is the present one, that of the copy, or 0.
+            The number of tokens that they have seen then: the present one, that of the copy, or 0.
         """
         if length < self._saved_length:
             self._saved_length = 0  # the copy has seen tokens that are no longer part of the text
         if length >= self.length:
             return self.length
         if self._saved_length:
-            for key, state in self._states():
-                state.copy_(self._saved[key])
+            for (n, name, i), state in self._states():
+                kept = self._saved[n, name, i]
+                if state.shape == kept.shape:
+                    state.copy_(kept)
+                else:  # a layer that records its past
+                    getattr(self.layers[n], name)[i] = kept.clone()
         else:
             for layer in self.layers:
                 LinearAttentionLayer.reset(layer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specnb import compat
 from specnb.runtime.module_view import Inject, M, Replacement, Skip, module_view
@@ -19,7 +19,7 @@ _MIXERS = {"MambaMixer", "FalconMambaMixer", "JambaMambaMixer", "ZambaMambaMixer
 class SteppedMixer(Replacement):
     """A Mamba-1 mixer that goes on from the states of its cache in a pass of several tokens, too."""
 
-    def __init__(self, mixer: nn.Module) -> None:
+    def __init__(self, mixer: Any) -> None:
         super().__init__(mixer)
         inputs = Inject(mixer.in_proj)
         step = module_view(mixer, {"in_proj": inputs, "out_proj": Skip(mixer.out_proj)})
