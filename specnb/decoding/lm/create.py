@@ -142,7 +142,8 @@ def check_rollback(model: PreTrainedModel, role: str) -> None:
 
 def has_running_states(model: PreTrainedModel) -> bool:
     """Whether the layers of the model's cache hold running states that can be copied, and no others of unknown kind."""
-    if compat.cache_keyword(parameters := forward_parameters(type(model))) not in parameters:
+    parameters = forward_parameters(type(model))
+    if has_custom_cache(model) or compat.cache_keyword(parameters) not in parameters:
         return False
     return any(map(has_states, standard_cache_layers(model.config))) and not unsupported_cache_layers(model.config)
 
