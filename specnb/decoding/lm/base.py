@@ -178,7 +178,7 @@ class LM:
         return min(n, length + len(draft_tokens) - num_logits)
 
     def _start(self, row: Row, draft_tokens: Sequence[int], num_logits: int) -> int:
-        """The first position that a pass must compute; running states are rolled back to it, and copied before a draft."""
+        """The first position that a pass must compute. Running states are rolled back to it, and copied for a draft."""
         start = self._num_cached(row, draft_tokens, num_logits)
         if self._snapshots is None:
             return start
