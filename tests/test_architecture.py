@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "call": {"compat", "decoding", "drafters", "models", "options", "text", "trace"},
     "bench": {"compat", "models", "options", "runtime", "text", "trace"},
     "notebook": {"call", "models", "options", "text", "trace", "views"},
-    "demo": {"models", "text", "trace", "views"},
+    "demo": {"models", "options", "text", "trace", "views"},
     "cli": {"demo", "options"},
     "__main__": {"cli"},
     "__init__": set(),

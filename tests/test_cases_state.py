@@ -412,7 +412,7 @@ def test_SPD_01_no_copy_of_the_kv_cache_per_step() -> None:
     """The memory of the kv cache is allocated once and written in place while its capacity suffices."""
     from specnb.decoding.contracts import Row
     from specnb.decoding.distributions import Processors
-    from specnb.decoding.lm.cached import CachedLM
+    from specnb.decoding.lm.cached_lm import CachedLM
     from specnb.decoding.lm.model_inputs import CacheSize
     from specnb.decoding.schedules import Constant
 
@@ -422,15 +422,15 @@ def test_SPD_01_no_copy_of_the_kv_cache_per_step() -> None:
     for i in range(40):
         lm.logits([row], [[5, 6, 7]], [4])
         row.ids += [5, 6, 7 + i % 3]
-        places |= {layer.keys.data_ptr() for layer in lm.store.row_layers}
-        assert lm.store.row_layers[0].keys.shape[2] == 200
+        places |= {layer.keys.data_ptr() for layer in lm.kv_cache.row_layers}
+        assert lm.kv_cache.row_layers[0].keys.shape[2] == 200
     assert len(places) == T.config.num_hidden_layers
 
 
 def test_SPD_01_the_kv_cache_grows_geometrically() -> None:
     from specnb.decoding.contracts import Row
     from specnb.decoding.distributions import Processors
-    from specnb.decoding.lm.cached import CachedLM
+    from specnb.decoding.lm.cached_lm import CachedLM
     from specnb.decoding.schedules import Constant
 
     row = Row(0, [5], 10**6, torch.Generator(), Processors(), Constant(5))
@@ -439,6 +439,6 @@ def test_SPD_01_the_kv_cache_grows_geometrically() -> None:
     for _ in range(200):
         lm.logits([row], [[]], [1])
         row.ids += [5, 6, 7]
-        sizes.add(lm.store.row_layers[0].keys.shape[2])
+        sizes.add(lm.kv_cache.row_layers[0].keys.shape[2])
     assert len(sizes) < 14
     assert max(sizes) < 2 * len(row.ids) + 10

@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM
 import specnb
 from specnb.decoding import loop
 from specnb.decoding.distributions import BlockDistributions, read_choices
-from specnb.decoding.lm import cached
+from specnb.decoding.lm import cached_lm as cached
 from specnb.decoding.lm.kv_cache import KVCache
 from specnb.runtime import cuda_graphs as graphs
 
@@ -210,8 +210,8 @@ def test_choices_are_read_at_once(options: dict[str, Any], monkeypatch: pytest.M
     read = []
 
     class Read(BlockDistributions):
-        def choice(self, i: int) -> int:
-            found = super().choice(i)
+        def argmax(self, i: int) -> int:
+            found = super().argmax(i)
             fresh = BlockDistributions(self.row, self.draft, self.logits)
             read_choices([BlockDistributions(self.row, self.draft, self.logits[:1]), fresh])
             read.append(fresh._choices is not None)

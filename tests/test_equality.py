@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, WatermarkingConfig
 
 from specnb.decoding.contracts import Row
 from specnb.decoding.distributions import Processors
-from specnb.decoding.lm.cached import CachedLM
+from specnb.decoding.lm.cached_lm import CachedLM
 from specnb.decoding.lm.model_inputs import CacheSize
 from specnb.decoding.schedules import Constant
 

@@ -16,7 +16,7 @@ from families.run import IMAGES, KINDS, isolated
 
 import specnb
 
-RESULTS = report.LIST.parent.parent / "tests" / "results"
+RESULTS = report.RESULTS
 TODAY = os.environ.get("SPECNB_FAMILIES_SEED", datetime.date.today().isoformat())
 SOME = 25
 LISTED = json.loads(report.LIST.read_text())

@@ -22,7 +22,8 @@ import transformers
 from huggingface_hub import errors as hub
 from tokenizers import normalizers
 
-from specnb.models import LoadError, PairCheck, cache, check_pair, gguf, load, truncate
+from specnb.models import LoadError, PairCheck, check_pair, gguf, load, truncate
+from specnb.models import download_cache as cache
 from specnb.models import load as _load_function
 from specnb.models.errors import load_errors
 from specnb.models.pair import PROBES, tokenizer_difference

@@ -20,4 +20,5 @@ def test_every_option_has_a_type() -> None:
     assert DraftingOptions.__annotations__.keys() == drafting
     parameters = specnb.generate.__annotations__.keys()
     assert {option.name for option in OPTIONS} <= GenerateOptions.__annotations__.keys() | parameters
-    assert typing.get_type_hints(specnb.decoder, include_extras=True)
+    unpacked = typing.get_type_hints(specnb.decoder, localns={"PreTrainedTokenizerBase": object}, include_extras=True)
+    assert typing.get_args(unpacked["options"]) == (DraftingOptions,)

@@ -14,9 +14,9 @@ from specnb.call import peft_adapters
 from specnb.call.generate_options import NEW_FIELDS, NEW_PARAMETERS, UNSUPPORTED_CACHES
 from specnb.call.method_selection import TRANSFORMERS_DEFAULTS
 from specnb.decoding.lm.base import LM, has_learned_positions, max_positions
-from specnb.decoding.lm.cached import CachedLM
+from specnb.decoding.lm.cached_lm import CachedLM
 from specnb.decoding.lm.model_inputs import forward_parameters
-from specnb.decoding.lm.prepared import cached_length
+from specnb.decoding.lm.prepared_lm import cached_length
 from specnb.options import BY_NAME, Method
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from specnb.decoding.contracts import Drafter, Row, Unsupported
 from specnb.decoding.lm.base import LM, LMOptions, model_device
 from specnb.decoding.lm.block_check import check_draft
-from specnb.decoding.lm.cached import CachedLM
+from specnb.decoding.lm.cached_lm import CachedLM
 from specnb.decoding.lm.create import create_lm
 from specnb.decoding.lm.kv_cache import unsupported_cache_layers
 from specnb.decoding.lm.model_inputs import CacheSize, PreparedInputs

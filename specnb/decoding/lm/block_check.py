@@ -24,10 +24,10 @@ from transformers import PreTrainedModel
 from specnb import compat
 from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.lm.base import LM, has_learned_positions, max_positions, model_device
-from specnb.decoding.lm.cached import check_graphs
+from specnb.decoding.lm.cached_lm import check_graphs
 from specnb.decoding.lm.create import check_target, create_lm, select_row_inputs
 from specnb.decoding.lm.model_inputs import PER_TOKEN, CacheSize, PreparedInputs
-from specnb.decoding.lm.prepared import prepare_arguments
+from specnb.decoding.lm.prepared_lm import prepare_arguments
 from specnb.runtime.module_view import forward_replaced
 
 TOKENS = 4  # in the block: one committed token and drafted ones

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from specnb import compat
 from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.lm.base import LM, LMOptions
-from specnb.decoding.lm.cached import CachedLM, custom_masks_reason
+from specnb.decoding.lm.cached_lm import CachedLM, custom_masks_reason
 from specnb.decoding.lm.kv_cache import standard_cache_layers, unsupported_cache_layers
 from specnb.decoding.lm.model_inputs import (
     PER_TOKEN,
@@ -24,8 +24,8 @@ from specnb.decoding.lm.model_inputs import (
     has_custom_positions,
     has_first_pass_token_types,
 )
-from specnb.decoding.lm.prepared import PreparedLM, prepare_arguments
-from specnb.decoding.lm.rowwise import RowwiseLM
+from specnb.decoding.lm.prepared_lm import PreparedLM, prepare_arguments
+from specnb.decoding.lm.rowwise_lm import RowwiseLM
 from specnb.decoding.lm.snapshots import has_states
 from specnb.decoding.padding import align_position_ids
 
