@@ -25,8 +25,8 @@ _GEMMA = ("gemma3", "gemma3n", "gemma4", "gemma4_unified")
 _FIRST_PASS_TOKEN_TYPES = (*_GEMMA, *(f"{name}_text" for name in _GEMMA))
 # Their preparation only differs in that it drops the cache when a text outgrows `original_max_position_embeddings`.
 _DROPS_CACHE = ("phi3", "phimoe", "phi4_multimodal")
-# Their cache holds more than a slot per token: image states, slots of a prompt, a slot per loop.
-_CUSTOM_CACHE = ("cpmant", "dory", "git", "minimax")
+# Their cache holds more than a slot per token (image states, slots of a prompt, a slot per loop), or states elsewhere.
+_CUSTOM_CACHE = ("cpmant", "dory", "git", "minimax", "recurrent_gemma")
 
 
 @dataclass
