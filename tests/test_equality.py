@@ -301,20 +301,25 @@ RECURRENT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_recurrent_layers_are_refused_by_name(name: str) -> None:
-    """They can neither be drafted for nor draft; plain decoding needs no rollback, so they can do that."""
+def test_recurrent_layers(name: str) -> None:
+    """They are drafted for and draft. RecurrentGemma, whose states are in its modules, is refused by name."""
     model = tiny._build(name, 0, **{**tiny._shape(VOCAB, layers=2), **RECURRENT[name]})
-    for role, how in (
-        ("target", lambda: spec(model, tiny.ids(0, 5), max_new_tokens=4, method="prompt_lookup")),
-        ("target", lambda: spec(model, tiny.ids(0, 5), max_new_tokens=4, assistant_model=tiny.llama())),
-        ("draft model", lambda: spec(tiny.llama(), tiny.ids(0, 5), max_new_tokens=4, assistant_model=model)),
+    llama, ids = tiny.llama(), tiny.ids(0, 5)
+    expected = plain(model, ids, max_new_tokens=12)
+    assert list(spec(model, ids, max_new_tokens=12, method="plain").ids) == expected
+    for role, target, how in (
+        ("target", model, {"method": "prompt_lookup"}),
+        ("target", model, {"assistant_model": llama}),
+        ("draft model", llama, {"assistant_model": model}),
     ):
-        with no_forward(model), pytest.raises(ValueError, match=f"the {role} \\({name}\\).*running state") as refusal:
-            how()
-        assert "\n" not in str(refusal.value)
-    assert list(spec(model, tiny.ids(0, 5), max_new_tokens=12, method="plain").ids) == plain(
-        model, tiny.ids(0, 5), max_new_tokens=12
-    )
+        if name == "RecurrentGemmaForCausalLM":
+            refused = pytest.raises(ValueError, match=f"the {role} \\({name}\\).*running state")
+            with no_forward(model), refused as refusal:
+                spec(target, ids, max_new_tokens=12, **how)
+            assert "\n" not in str(refusal.value)
+        else:
+            right = expected if target is model else plain(llama, ids, max_new_tokens=12)
+            assert list(spec(target, ids, max_new_tokens=12, **how).ids) == right
 
 
 def test_conv_states_are_rolled_back() -> None:

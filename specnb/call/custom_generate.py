@@ -147,6 +147,7 @@ class CustomGenerate:
             extras = {name: value for name, value in model_kwargs.items() if name not in LOOP_ARGUMENTS}
             prepared = prepare_inputs(model, input_ids, model_kwargs, extras, prompts, pads)
             unsupported.check_length(model, rows)
+            drafters.check_method(selected.name, model)
             check_blocks(model, rows, prepared, selected.name != "plain")
             context = drafters.MethodContext(
                 model=model,

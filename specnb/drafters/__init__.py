@@ -13,8 +13,9 @@ from specnb.decoding.lm.base import LM, LMOptions, model_device
 from specnb.decoding.lm.block_check import check_draft
 from specnb.decoding.lm.cached_lm import CachedLM
 from specnb.decoding.lm.create import create_lm
-from specnb.decoding.lm.kv_cache import unsupported_cache_layers
+from specnb.decoding.lm.kv_cache import standard_cache_layers, unsupported_cache_layers
 from specnb.decoding.lm.model_inputs import CacheSize, PreparedInputs
+from specnb.decoding.lm.snapshots import has_states
 from specnb.drafters.draft_builder import DraftSampling
 from specnb.drafters.draft_model import DraftModel
 from specnb.drafters.early_exit import early_exit
@@ -129,17 +130,6 @@ def _universal(context: MethodContext) -> tuple[LM, Drafter]:
 
 
 def _mtp_layers(context: MethodContext) -> tuple[LM, Drafter]:
-    kinds = sorted(set(unsupported_cache_layers(context.model.config).values()))
-    if kinds:
-        raise Unsupported(
-            f"the MTP layers of {type(context.model).__name__} cannot draft: their cache ({', '.join(kinds)}) is more "
-            "than keys and values. Use another method."
-        )
-    if any(parameter.is_meta for parameter in context.model.parameters()):
-        raise Unsupported(
-            f"the MTP layers of {type(context.model).__name__} cannot draft while the model is offloaded, since they "
-            "share its embedding and head: load it without offloading, or use another method."
-        )
     mtp = load_mtp(context.model)
     target = context.target(options=LMOptions(hidden_states="all"))
     return target, MtpLayers(mtp, target, context.rows, context.size.capacity, context.sampling(target))
@@ -165,6 +155,29 @@ _METHODS: dict[str, Callable[[MethodContext], tuple[LM, Drafter | None]]] = {
     "gemma4_assistant": _gemma4_assistant,
     "universal": _universal,
 }
+
+
+def check_method(method: str, model: PreTrainedModel) -> None:
+    """Check that a method can draft for a target, as far as that needs no pass and no checkpoint.
+
+    Raises:
+        Unsupported: it cannot; the message says why.
+    """
+    if method != "mtp_layers":
+        return
+    layers = standard_cache_layers(model.config)
+    states = {type(layer).__name__ for layer in layers if has_states(layer)}
+    kinds = sorted({*unsupported_cache_layers(model.config).values()} | states)
+    if kinds:
+        raise Unsupported(
+            f"the MTP layers of {type(model).__name__} cannot draft: their cache ({', '.join(kinds)}) is more "
+            "than keys and values. Use another method."
+        )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise Unsupported(
+            f"the MTP layers of {type(model).__name__} cannot draft while the model is offloaded, since they "
+            "share its embedding and head: load it without offloading, or use another method."
+        )
 
 
 def assistant_method(
