@@ -2,10 +2,11 @@
 
     python binder/check.py [--megabytes 2048] [--log FILE]
 
-Run it with the Python of an environment that was made from this folder's files: `pip install -r binder/requirements.txt`, then
-`binder/postBuild`. As on Binder, `start` starts the server. It and its kernels run in a memory cgroup with that limit, which takes
-Linux and, mostly, root. The kernels stay open, as they do in JupyterLab, so at the end all three are in memory together. Fails
-when a cell fails, when a process had to be killed for want of memory, or when all together had more than the limit.
+Run it with the Python of an environment made from this folder's files: `pip install -r binder/requirements.txt`, then
+`binder/postBuild`. As on Binder, `start` starts the server. The server and its kernels run in a memory cgroup with
+that limit, which takes Linux and usually root. The kernels stay open, as in JupyterLab, so at the end all three are in
+memory together. The check fails if a cell fails, if a process was killed for lack of memory, or if all together used
+more than the limit.
 """
 
 from __future__ import annotations
@@ -106,8 +107,17 @@ def jupyterlab(group: Group, log: Any) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(ROOT / "binder" / "start"), sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root",
-               "--ip=127.0.0.1", f"--port={port}", f"--ServerApp.root_dir={ROOT}"]  # fmt: skip
+    command = [
+        str(ROOT / "binder" / "start"),
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--ip=127.0.0.1",
+        f"--port={port}",
+        f"--ServerApp.root_dir={ROOT}",
+    ]
     with tempfile.TemporaryDirectory() as home:
         own = {name: f"{home}/{name}" for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")}
         process = subprocess.Popen(

@@ -1,7 +1,7 @@
 """The notebooks under nbval: no live display, no network, one thread; and two faults that nbval lets pass.
 
-A `UsageError` of a magic does not fail a cell, and what a cell writes to stderr is only compared where outputs are. Here both
-fail the cell, and so does a script in an output.
+By itself nbval passes a cell whose magic raises a `UsageError`, and compares stderr only where outputs are compared.
+Here both fail the cell, and so does a script in an output.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Run the notebooks and store their outputs, or check that this was done.
 
     python notebooks/refresh.py [NOTEBOOK ...]            run them (all, if none is named) and store the outputs
-    python notebooks/refresh.py --check [NOTEBOOK ...]    run nothing; fail where outputs are missing or older than the code
+    python notebooks/refresh.py --check [NOTEBOOK ...]    run nothing; fail if outputs are missing or outdated
 
-Stored are outputs as anybody sees them without a kernel: text, static HTML and PNG; no widget ids, times of execution or paths.
+The stored outputs are what is visible without a kernel: text, static HTML and PNG; no widget ids, execution times or
+paths.
 Needs nbclient, nbformat, ipykernel and specnb itself (`pip install -e '.[test]'`).
 """
 

@@ -1,46 +1,48 @@
-"""specnb: speculative decoding in the notebook, exact and fast. Public names are loaded when they are first used."""
+"""specnb: speculative decoding in notebooks, exact and fast. Public names are imported when they are first used."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
-    "generate": "specnb.api",
-    "pack": "specnb.decoding.packed",
-    "unpack": "specnb.decoding.packed",
-    "cuda_graphs": "specnb.decoding.graphs",
-    "decoder": "specnb.api",
-    "load": "specnb.models",
+    "GenerationResult": "specnb.trace",
     "LoadError": "specnb.models",
-    "load_mtp": "specnb.models.mtp",
-    "save_pair": "specnb.models",
-    "truncate": "specnb.models",
+    "Method": "specnb.options",
     "Pair": "specnb.models",
     "Panel": "specnb.notebook.panel",
-    "Method": "specnb.options",
-    "GenerationResult": "specnb.trace",
     "Step": "specnb.trace",
+    "cuda_graphs": "specnb.runtime.cuda_graphs",
+    "decoder": "specnb.call.api",
+    "generate": "specnb.call.api",
+    "load": "specnb.models",
+    "load_mtp": "specnb.models.mtp",
+    "pack": "specnb.runtime.prepacked_linear",
+    "save_pair": "specnb.models",
+    "truncate": "specnb.models",
+    "unpack": "specnb.runtime.prepacked_linear",
 }
-_MODULES = ("bench",)  # imported when asked for
+"""The public names, and the module that each is imported from."""
+_MODULES = ("bench",)
+"""Public modules."""
 __all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
-    from specnb.api import decoder as decoder
-    from specnb.api import generate as generate
-    from specnb.decoding.graphs import cuda_graphs as cuda_graphs
-    from specnb.decoding.packed import pack as pack
-    from specnb.decoding.packed import unpack as unpack
+    from specnb.call.api import decoder as decoder
+    from specnb.call.api import generate as generate
     from specnb.models import LoadError as LoadError
     from specnb.models import Pair as Pair
-    from specnb.models import load as load
     from specnb.models import save_pair as save_pair
-    from specnb.models import truncate as truncate
+    from specnb.models.loading import load as load
     from specnb.models.mtp import load_mtp as load_mtp
+    from specnb.models.truncation import truncate as truncate
     from specnb.notebook.panel import Panel as Panel
     from specnb.options import Method as Method
+    from specnb.runtime.cuda_graphs import cuda_graphs as cuda_graphs
+    from specnb.runtime.prepacked_linear import pack as pack
+    from specnb.runtime.prepacked_linear import unpack as unpack
     from specnb.trace import GenerationResult as GenerationResult
     from specnb.trace import Step as Step
 
@@ -58,14 +60,14 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """`%load_ext specnb`: the magics."""
+    """Register the magics: `%load_ext specnb`."""
     from specnb import notebook
 
     notebook.load_ipython_extension(ipython)
 
 
 def unload_ipython_extension(ipython: Any) -> None:
-    """`%unload_ext specnb`."""
+    """Remove the magics: `%unload_ext specnb`."""
     from specnb import notebook
 
     notebook.unload_ipython_extension(ipython)

@@ -1,4 +1,4 @@
-"""`python -m specnb`."""
+"""The command line: `python -m specnb`."""
 
 from specnb.cli import main
 

@@ -1,4 +1,4 @@
-"""Ids to text as they come, one piece per token, and prompts to ids. No torch at import time."""
+"""Incremental detokenization, one piece of text per token, and the encoding of prompts. No torch at import time."""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ from weakref import WeakKeyDictionary
 
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
-_CONTEXT = 8  # tokens of context kept: more than the 4 bytes a character can span
-_WINDOW = 24  # tokens decoded together before the window is cut
-_UNKNOWN = (LookupError, ValueError, TypeError, OverflowError)  # what tokenizers raise for an id that they do not have
+_CONTEXT = 8  # tokens kept when the window shrinks: more than the 4 bytes that a character can span
+_WINDOW = 24  # tokens decoded together before the window shrinks
+_UNKNOWN_ID_ERRORS = (
+    LookupError,
+    ValueError,
+    TypeError,
+    OverflowError,
+)  # raised by tokenizers for unknown ids
 _SPECIAL: WeakKeyDictionary[Any, tuple[Any, frozenset[int]]] = WeakKeyDictionary()
 
 
 def text_tokenizer(tokenizer: Any) -> Any:
-    """What turns ids into text and back: the tokenizer itself, or the one inside a processor.
+    """The tokenizer itself, or the one inside a processor.
 
-    A tokenizer may have an attribute `tokenizer` too (transformers' `MistralCommonBackend`), which is something else.
-    Raises ValueError, with what to give instead, for a thing that is neither.
+    Tokenizers are looked at first, since transformers' `MistralCommonBackend` is a tokenizer that has an attribute
+    `tokenizer` of another kind.
+
+    Raises:
+        ValueError: `tokenizer` is neither a tokenizer nor a processor.
     """
     for found in (tokenizer, getattr(tokenizer, "tokenizer", None)):
         if hasattr(found, "decode") and hasattr(found, "convert_ids_to_tokens"):
@@ -34,17 +42,17 @@ def text_tokenizer(tokenizer: Any) -> Any:
 
 
 def is_mistral_common(tokenizer: Any) -> bool:
-    """Whether this is transformers' `MistralCommonBackend`, which does without parts that other tokenizers have."""
+    """Whether this is transformers' `MistralCommonBackend`, which lacks methods that other tokenizers have."""
     return any(kind.__name__ == "MistralCommonBackend" for kind in type(tokenizer).__mro__)
 
 
 def has_chat_template(tokenizer: Any) -> bool:
-    """Whether the tokenizer (or processor) can make a chat of messages; Mistral's own has its template in code."""
+    """Whether the tokenizer or processor can apply a chat template. mistral-common has its template in code."""
     return _chat_tokenizer(tokenizer) is not None
 
 
 def _chat_tokenizer(tokenizer: Any) -> Any:
-    """The processor, or its tokenizer, whichever has the chat template; None if neither has one."""
+    """The processor or its tokenizer, whichever has a chat template; None if neither has one."""
     for found in (tokenizer, getattr(tokenizer, "tokenizer", None)):
         if getattr(found, "chat_template", None) or is_mistral_common(found):
             return found
@@ -52,12 +60,16 @@ def _chat_tokenizer(tokenizer: Any) -> Any:
 
 
 class Detokenizer:
-    """Decodes token by token: the pieces of all pushes and of `flush()`, joined, equal `decode(all ids)`.
+    """Decodes token by token. The pieces of all `push` calls and of `flush`, joined, equal `decode(all ids)`.
 
-    A piece is empty while its character is incomplete, and is never revised. What decoding one token alone gets wrong
-    (characters over several tokens, a leading blank that the decoder strips) is avoided by decoding a short window
-    again, so the work per token does not grow with the text. Runs of byte-fallback tokens (`<0x0A>`) are held until
-    the run ends: their decoder turns the *whole* run into replacement characters when any byte of it is invalid.
+    A piece is empty while its character is incomplete, and it is never changed later. Each token is decoded together
+    with a short window of tokens before it, since a character can span several tokens and decoders strip leading
+    blanks. So the work per token does not grow with the text. Byte-fallback tokens (`<0x0A>`) are held back until a
+    token of another kind follows, because one invalid byte turns all of them into replacement characters.
+
+    Args:
+        tokenizer: a tokenizer or processor.
+        skip_special_tokens: leave special tokens out of the text.
     """
 
     def __init__(self, tokenizer: Any, skip_special_tokens: bool = True) -> None:
@@ -69,7 +81,7 @@ class Detokenizer:
 
     def _reset(self) -> None:
         self._ids: list[int] = []  # the window
-        self._sent = 0  # characters of the window's text already given out
+        self._sent = 0  # characters of the window's text that were already returned
         self._limit = _WINDOW
 
     def push(self, ids: Iterable[int]) -> list[str]:
@@ -78,19 +90,19 @@ class Detokenizer:
 
     @property
     def held(self) -> bool:
-        """Whether text is held back, an unfinished character say."""
+        """Whether text is held back, such as an incomplete character."""
         return bool(self._decode(self._ids)[self._sent :])
 
     def peek(self, ids: Iterable[int]) -> list[str]:
-        """The pieces that `ids` would get if pushed now, unfinished characters included; changes nothing."""
+        """The pieces that `push(ids)` and `flush()` would return, without changing the state."""
         saved = (self._ids, self._sent, self._limit)
         self._ids = list(self._ids)
-        pieces = _closed(self.push(ids), self.flush())
+        pieces = _append_to_last(self.push(ids), self.flush())
         self._ids, self._sent, self._limit = saved
         return pieces
 
     def flush(self) -> str:
-        """The text still held back, unfinished bytes as the tokenizer shows them; afterwards a new text begins."""
+        """The text that is still held back. A new text begins afterwards."""
         rest = self._decode(self._ids)[self._sent :]
         self._reset()
         return rest
@@ -103,16 +115,16 @@ class Detokenizer:
         if kind == "byte":
             return ""
         text = self._decode(self._ids)
-        # Only a last replacement character can still turn into something else.
+        # Only a replacement character at the end can still change.
         stable = len(text) - 1 if text.endswith(_REPLACEMENT) else len(text)
         piece = text[self._sent : stable]
         self._sent = max(self._sent, stable)
         if len(self._ids) >= self._limit:
-            self._cut(text)
+            self._shrink_window(text)
         return piece
 
-    def _cut(self, text: str) -> None:
-        """Shorten the window at a place where both sides decode alone as they do together."""
+    def _shrink_window(self, text: str) -> None:
+        """Shorten the window where the rest decodes to the same text alone as with the tokens before it."""
         held = len(text) - self._sent
         for keep in range(_CONTEXT, 2 * _CONTEXT):
             tail = self._decode(self._ids[-keep:])
@@ -125,12 +137,12 @@ class Detokenizer:
         return str(self._tokenizer.decode(ids, **self._options))
 
     def _kind(self, token: int) -> str:
-        """ "byte" for a byte-fallback token, "text" for others, "" for an id that the tokenizer does not have."""
+        """The kind of a token: "byte" (byte fallback), "text", or "" for an id that the tokenizer does not know."""
         known = self._kinds.get(token)
         if known is None:
             try:
                 name = self._tokenizer.convert_ids_to_tokens(token)
-            except _UNKNOWN:
+            except _UNKNOWN_ID_ERRORS:
                 known = ""
             else:
                 known = "byte" if isinstance(name, str) and BYTE.fullmatch(name) else "text"
@@ -139,13 +151,21 @@ class Detokenizer:
 
 
 def pieces(tokenizer: Any, ids: Iterable[int]) -> tuple[str, ...]:
-    """The text of each token; joined, they are the decoded whole (text held back at the end goes to the last one)."""
+    """The text of each token. Joined, the texts are the decoded whole; the last one has any text held back."""
     detokenizer = Detokenizer(tokenizer)
-    return tuple(_closed(detokenizer.push(ids), detokenizer.flush()))
+    return tuple(_append_to_last(detokenizer.push(ids), detokenizer.flush()))
 
 
 def step_pieces(tokenizer: Any, steps: Iterable[Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """One row's `Row.pieces` and `Row.rejected_pieces` (a tuple per step) from its steps."""
+    """The texts of a row's tokens from its steps.
+
+    Args:
+        tokenizer: a tokenizer or processor.
+        steps: the row's `Step` objects.
+
+    Returns:
+        The text of each emitted token, and per step the text of each rejected one.
+    """
     detokenizer = Detokenizer(tokenizer)
     emitted: list[str] = []
     rejected: list[tuple[str, ...]] = []
@@ -153,16 +173,27 @@ def step_pieces(tokenizer: Any, steps: Iterable[Any]) -> tuple[tuple[str, ...], 
         emitted += detokenizer.push(step.emitted[: step.accepted])
         rejected.append(tuple(detokenizer.peek(step.rejected)) if step.rejected else ())
         emitted += detokenizer.push(step.emitted[step.accepted :])
-    return tuple(_closed(emitted, detokenizer.flush())), tuple(rejected)
+    return tuple(_append_to_last(emitted, detokenizer.flush())), tuple(rejected)
 
 
 def prompt_inputs(
     tokenizer: Any, prompt: str, *, chat: bool | None = None, system: str | None = None, device: Any = None
 ) -> dict[str, Any]:
-    """The arguments of `generate` for a prompt: the text itself, or the ids of a chat with it as the user's message.
+    """The arguments of `generate` for a prompt.
 
-    `chat=None` means: a chat when the tokenizer has a chat template. Raises ValueError for a chat or a system message
-    without template.
+    Args:
+        tokenizer: a tokenizer or processor.
+        prompt: the text.
+        chat: True sends the text as the user's message of a chat, False sends it as it is. None means True if the
+            tokenizer has a chat template.
+        system: the system message of the chat.
+        device: where the ids are put.
+
+    Returns:
+        "inputs" with the text, or for a chat "input_ids" and "attention_mask", both `[1, length]`.
+
+    Raises:
+        ValueError: a chat or a system message is asked for without a chat template, or the template fails.
     """
     if not isinstance(prompt, str):
         raise ValueError(f"the prompt must be one text, not a {type(prompt).__name__}; give several one by one.")
@@ -180,14 +211,14 @@ def prompt_inputs(
         encoded = template.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
         )
-    except Exception as error:  # of the template's own kind: it may take no system message, say
+    except Exception as error:  # templates raise errors of any kind, for a system message for example
         said = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"this model's chat template does not take {_roles(messages)}: {said}") from error
-    # With the mask: without it, generate() takes pad ids within the template for padding.
+    # Without a mask, generate() would take pad ids within the template for padding.
     return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
 
 
-def _closed(texts: list[str], rest: str) -> list[str]:
+def _append_to_last(texts: list[str], rest: str) -> list[str]:
     if rest and texts:
         texts[-1] += rest
     return texts
@@ -198,7 +229,7 @@ def _roles(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def _decode_options(tokenizer: Any, skip: bool) -> dict[str, bool]:
-    """The options of `decode` as far as this tokenizer's takes them."""
+    """The options of `decode` that this tokenizer accepts."""
     wanted = {"skip_special_tokens": skip, "clean_up_tokenization_spaces": False}
     try:
         taken = inspect.signature(tokenizer.decode).parameters
@@ -210,21 +241,21 @@ def _decode_options(tokenizer: Any, skip: bool) -> dict[str, bool]:
 
 
 def _special_ids(tokenizer: Any) -> frozenset[int]:
-    """The ids that `skip_special_tokens=True` leaves out; remembered while the special tokens stay the same."""
+    """The ids that `skip_special_tokens=True` leaves out, cached until the special tokens change."""
     candidates = frozenset(getattr(tokenizer, "all_special_ids", ()))
     added = getattr(tokenizer, "added_tokens_decoder", None)
     if isinstance(added, Mapping):
         candidates |= {token for token, entry in added.items() if getattr(entry, "special", False)}
     try:
         known = _SPECIAL.get(tokenizer)
-    except TypeError:  # no weak references to it
-        return _left_out(tokenizer, candidates)
+    except TypeError:  # the tokenizer does not support weak references
+        return _skipped_ids(tokenizer, candidates)
     if known is None or known[0] != candidates:
-        known = _SPECIAL[tokenizer] = candidates, _left_out(tokenizer, candidates)
+        known = _SPECIAL[tokenizer] = candidates, _skipped_ids(tokenizer, candidates)
     return known[1]
 
 
-def _left_out(tokenizer: Any, candidates: frozenset[int]) -> frozenset[int]:
+def _skipped_ids(tokenizer: Any, candidates: frozenset[int]) -> frozenset[int]:
     options = _decode_options(tokenizer, skip=True)
     if "skip_special_tokens" not in options:
         return candidates

@@ -1,18 +1,21 @@
-"""What a generation did: its steps, tokens with their origin, and the metrics (vLLM's names).
+"""The result of a generation: steps, tokens with their origin, and metrics under vLLM's names.
 
-This module imports no torch and nothing else of specnb at import time, so a saved trace can be read anywhere.
+This module imports neither torch nor anything else of specnb at import time, so a saved result can be read anywhere.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 ORIGINS = ("accepted", "corrected", "bonus", "plain")
 _ENDED = ("eos", "stop_string", "stopping_criteria", "length")
+FORMAT = "specnb.GenerationResult/2"
+_RENAMED = {"specnb.GenerationResult/1": {"signal": "match_length", "withheld": "lookahead_token"}}
+"""Fields of a step that have other names in older formats."""
 FINISH_REASONS = (*_ENDED, "max_time", "context", "cancelled", "interrupted")
 
 
@@ -20,22 +23,30 @@ FINISH_REASONS = (*_ENDED, "max_time", "context", "cancelled", "interrupted")
 class Step:
     """One target pass for one row.
 
-    `position` is the row's length in tokens (prompt included) before the step; `drafted` the proposed token ids;
-    `accepted` how many of them stand in the output; `emitted` the ids that the step added. Seconds are the row's share of the
-    round's drafting and verifying. `margins` holds the gap between the target's two best scores (its logits after all logits
-    processors) per emitted token, in half precision only, where a gap of a few units in the last place is a tie that other block
-    sizes may break differently.
-    `signal` is the length of the match in prompt lookup, `withheld` the token it would have drafted next; `distances` the total variation between the law that was followed and
-    the target's, per position, in a lossy method.
-
-    With `probabilities=True` (else both are None, as they are in a step without a draft): `draft_probabilities` has what the
-    drafter's law gave each drafted token (None where it has none: a copy, or text encoded again), `target_probabilities` what
-    the target's law, after all logits processors, gave those that were judged: up to the first that does not stand.
-
-    `logprobs` has the log-probability of each emitted token under the target: the log-softmax of the target's own logits, before
-    any logits processor, temperature included (vLLM's default); None with `logprobs=False`. With `top_logprobs=n`, `top_logprobs` has for
-    each emitted token the n best `(id, logprob)` of the same law in its place, and `draft_top_logprobs` for each drafted token those
-    of the drafter's own logits (None where it has none).
+    Attributes:
+        position: length of the row in tokens, prompt included, before the step.
+        drafted: ids of the drafted tokens.
+        accepted: how many of the drafted tokens were accepted.
+        emitted: ids of the tokens that the step added to the row.
+        draft_seconds, verify_seconds, other_seconds: the row's share of the time of the step.
+        row: index of the row.
+        margins: per emitted token, the gap between the target's two highest scores (logits after all logits
+            processors). Only in half precision, where a gap of a few units in the last place is a tie that other block
+            sizes may break differently.
+        match_length: in prompt lookup, length of the match in tokens.
+        distances: in a lossy method, per position, the total variation distance between the distribution that was
+            followed and the target's.
+        draft_probabilities: with `probabilities=True`, what the drafter's distribution gave each drafted token. None
+            where there is no such distribution: for copied tokens, and for text that was encoded again.
+        target_probabilities: with `probabilities=True`, what the target's distribution, after all logits processors,
+            gave each drafted token up to the first rejected one.
+        lookahead_token: in prompt lookup, the token that would have been drafted next.
+        replayed_tokens: committed tokens that the pass fed again, since running states (linear attention, Mamba) can
+            only be rolled back to a copy.
+        logprobs: per emitted token, its log-probability: the log-softmax of the target's logits before any logits
+            processor, temperature included (vLLM's default). None with `logprobs=False`.
+        top_logprobs: with `top_logprobs=n`, per emitted token, the n best `(id, logprob)` of the same distribution.
+        draft_top_logprobs: with `top_logprobs=n`, per drafted token, the same of the drafter's logits if it has any.
     """
 
     position: int
@@ -47,30 +58,31 @@ class Step:
     other_seconds: float = 0.0
     row: int = 0
     margins: tuple[float, ...] | None = None
-    signal: int = 0
+    match_length: int = 0
     distances: tuple[float, ...] | None = None
     draft_probabilities: tuple[float, ...] | None = None
     target_probabilities: tuple[float, ...] | None = None
-    withheld: int | None = None
+    lookahead_token: int | None = None
+    replayed_tokens: int = 0
     logprobs: tuple[float, ...] | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
     draft_top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Where each emitted token comes from: accepted draft, correction, bonus, or plain decoding."""
+        """The origin of each emitted token, one of `ORIGINS`."""
         closing = "plain" if not self.drafted else "bonus" if self.accepted == len(self.drafted) else "corrected"
         return ("accepted",) * self.accepted + (closing,) * (len(self.emitted) - self.accepted)
 
     @property
     def rejected(self) -> tuple[int, ...]:
-        """The drafted ids that did not make it into the output."""
+        """Ids of the drafted tokens that were not accepted."""
         return self.drafted[self.accepted :]
 
 
 @dataclass(frozen=True)
 class Token:
-    """A generated token: its id, its text (joined texts give the whole text; None without a tokenizer) and origin."""
+    """A generated token: id, text (None without a tokenizer) and origin. The joined texts are the whole text."""
 
     id: int
     text: str | None
@@ -78,8 +90,17 @@ class Token:
 
 
 @dataclass
-class Row:
-    """One prompt's output: ids, text per token (None without a tokenizer), steps and why it ended."""
+class RowResult:
+    """The output of one prompt.
+
+    Attributes:
+        prompt_ids: ids of the prompt.
+        ids: ids of the generated tokens.
+        steps: the steps, in order.
+        finish_reason: why the row ended, one of `FINISH_REASONS`.
+        pieces: the text of each generated token; None without a tokenizer.
+        rejected_pieces: per step, the text of each rejected token; None without a tokenizer.
+    """
 
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
@@ -90,14 +111,14 @@ class Row:
 
     @property
     def text(self) -> str:
-        """The generated text, special tokens left out."""
+        """The generated text without special tokens; ValueError if no tokenizer was given."""
         if self.pieces is None:
             raise ValueError("this result has no text: give `tokenizer=` to generate(), or decode `.ids` yourself.")
         return "".join(self.pieces)
 
     @property
     def tokens(self) -> list[Token]:
-        """Generated tokens in order, with text and origin."""
+        """The generated tokens, in order."""
         origins = [origin for step in self.steps for origin in step.origins]
         texts: Sequence[str | None] = self.pieces if self.pieces is not None else [None] * len(self.ids)
         return [Token(*t) for t in zip(self.ids, texts, origins, strict=True)]
@@ -105,19 +126,26 @@ class Row:
 
 @dataclass
 class GenerationResult:
-    """What `specnb.generate` returns.
+    """What `specnb.generate` returns. For a single row, `.text`, `.ids`, `.tokens` and `.finish_reason` are the row's.
 
-    `sequences` is what transformers' `generate()` would return (`[rows, length]`, long; None in a result read from
-    JSON). One row: `.text`, `.ids`, `.tokens`, `.finish_reason`; several: `.rows[i]` has the same. `options` are the ones in
-    effect, `option_sources` says where each of them comes from ("call", the "target"'s or the "assistant"'s generation
-    config, or "default"), `seed` the seed used (None when greedy), `lossy` whether the method changes the target's
-    distribution.
-    With `output_scores` and `output_logits`, `scores` and `logits` are what `generate()` returns under these names: a tuple with
-    one float32 `[rows, vocab]` per token, after and before the logits processors (None in a result read from JSON).
+    Attributes:
+        method: name of the method.
+        rows: one result per prompt.
+        options: the options in effect.
+        seed: the seed that was used; None when greedy.
+        seconds: of the whole call.
+        lossy: whether the method changes the target's distribution.
+        target_passes: number of target passes of the whole batch.
+        sequences: what transformers' `generate()` would return, `[rows, length]`, long. None if read from JSON.
+        scores, logits: with `output_scores` and `output_logits`, what `generate()` returns under these names: one
+            float32 `[rows, vocab]` per token, after and before the logits processors. None if read from JSON.
+        option_sources: where each option comes from: "call", "target" or "assistant" (generation configs), "default".
+        runtime: for "target" and "assistant", how many modules were replaced by which kind
+            (`specnb.runtime.prepare.Runtime`).
     """
 
     method: str
-    rows: list[Row]
+    rows: list[RowResult]
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
     seconds: float = 0.0
@@ -127,15 +155,16 @@ class GenerationResult:
     scores: Any = field(default=None, repr=False, compare=False)
     logits: Any = field(default=None, repr=False, compare=False)
     option_sources: Mapping[str, str] = field(default_factory=dict)
+    runtime: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     # ---- one row
     @property
-    def _row(self) -> Row:
+    def _row(self) -> RowResult:
         if len(self.rows) != 1:
             raise ValueError(f"this result has {len(self.rows)} rows: use .rows[i].")
         return self.rows[0]
 
-    text = property(lambda self: self._row.text, doc="The generated text of the only row, special tokens left out.")
+    text = property(lambda self: self._row.text, doc="The generated text of the only row, without special tokens.")
     ids = property(lambda self: self._row.ids, doc="The generated ids of the only row.")
     tokens = property(lambda self: self._row.tokens, doc="The generated tokens of the only row, with origin.")
     finish_reason = property(lambda self: self._row.finish_reason, doc="Why the only row ended.")
@@ -148,22 +177,22 @@ class GenerationResult:
     # ---- metrics
     @property
     def num_spec_steps(self) -> int:
-        """Steps that had drafted tokens to verify."""
+        """Number of steps with drafted tokens."""
         return sum(bool(step.drafted) for step in self.steps)
 
     @property
     def num_draft_tokens(self) -> int:
-        """Tokens drafted in all."""
+        """Number of drafted tokens."""
         return sum(len(step.drafted) for step in self.steps)
 
     @property
     def num_accepted_draft_tokens(self) -> int:
-        """Drafted tokens that stand in the output."""
+        """Number of drafted tokens that were accepted."""
         return sum(step.accepted for step in self.steps)
 
     @property
     def num_emitted_tokens(self) -> int:
-        """Generated tokens in all rows."""
+        """Number of generated tokens, all rows together."""
         return sum(len(row.ids) for row in self.rows)
 
     @property
@@ -173,7 +202,7 @@ class GenerationResult:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted / steps that drafted: the tokens a speculative step yields on average, its own included."""
+        """Tokens per step that drafted: 1 + accepted tokens / `num_spec_steps`."""
         return 1 + self.num_accepted_draft_tokens / max(1, self.num_spec_steps)
 
     @property
@@ -199,7 +228,7 @@ class GenerationResult:
 
     @property
     def prefill_seconds(self) -> float:
-        """Seconds of the first target pass of each row, which processes the prompt."""
+        """Seconds of prefill: the first target pass of each row."""
         return sum(row.steps[0].verify_seconds for row in self.rows if row.steps)
 
     @property
@@ -209,11 +238,11 @@ class GenerationResult:
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens of all rows per second of the whole call, prompt processing included."""
+        """Generated tokens of all rows per second of the whole call, prefill included."""
         return self.num_emitted_tokens / self.seconds if self.seconds else 0.0
 
     def metrics(self) -> dict[str, float | int | list[float]]:
-        """The counted metrics by name (no times, so that they are the same on every run)."""
+        """The metrics without times, by name; they are the same on every run."""
         names = (
             "num_emitted_tokens",
             "target_passes",
@@ -228,38 +257,35 @@ class GenerationResult:
 
     # ---- other forms
     def to_json(self, **dumps: Any) -> str:
-        """The result as JSON (without `sequences`, `scores` and `logits`); `from_json` reads it back."""
+        """The result as JSON, without `sequences`, `scores` and `logits`. `dumps` are arguments of `json.dumps`."""
         left_out = ("sequences", "scores", "logits", "rows")
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
         data["rows"] = [dataclasses.asdict(row) for row in self.rows]
-        return json.dumps({"format": "specnb.GenerationResult/1", **data}, default=str, **dumps)
+        return json.dumps({"format": FORMAT, **data}, default=str, **dumps)
 
     @classmethod
     def from_json(cls, text: str) -> GenerationResult:
-        """Read what `to_json` wrote. Raises ValueError for anything else."""
+        """Read what `to_json` wrote; ValueError for anything else."""
         try:
             data = json.loads(text)
-            if data.pop("format") != "specnb.GenerationResult/1":
+            if (made := data.pop("format")) not in (FORMAT, *_RENAMED):
                 raise KeyError("format")
-            data["rows"] = [_row(row) for row in data["rows"]]
+            data["rows"] = [_row(row, _RENAMED.get(made, {})) for row in data["rows"]]
             return cls(**data)
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(f"not a specnb.GenerationResult in JSON: {error!r}") from error
 
     def to_pandas(self) -> Any:
-        """A DataFrame with one line per step. Needs pandas."""
+        """A DataFrame with one row per step; ImportError without pandas."""
         try:
             import pandas
         except ImportError as error:
             raise ImportError("to_pandas() needs pandas: pip install pandas") from error
-        lines: Iterator[dict[str, Any]] = (
-            {**dataclasses.asdict(step), "num_drafted": len(step.drafted), "num_emitted": len(step.emitted)}
-            for step in self.steps
-        )
-        return pandas.DataFrame(list(lines))
+        counts = [{"num_drafted": len(step.drafted), "num_emitted": len(step.emitted)} for step in self.steps]
+        return pandas.DataFrame([dataclasses.asdict(s) | count for s, count in zip(self.steps, counts, strict=True)])
 
     def plot(self, kind: str = "timeline") -> Any:
-        """A matplotlib Figure: "timeline" (seconds and tokens of each step) or "acceptance" (by draft position)."""
+        """A matplotlib figure: "timeline" (time and tokens of each step) or "acceptance" (by draft position)."""
         from specnb.views import plots
 
         return plots.plot(self, kind)
@@ -268,12 +294,9 @@ class GenerationResult:
         count = f"{self.num_emitted_tokens} tokens in {len(self.steps)} steps"
         if len(self.rows) > 1:
             count += f" over {len(self.rows)} rows"
-        drafted = (
-            f", {self.num_accepted_draft_tokens} of {self.num_draft_tokens} drafted tokens accepted"
-            if self.num_draft_tokens
-            else ""
-        )
-        return f"GenerationResult({self.method}: {count}{drafted})"
+        if self.num_draft_tokens:
+            count += f", {self.num_accepted_draft_tokens} of {self.num_draft_tokens} drafted tokens accepted"
+        return f"GenerationResult({self.method}: {count})"
 
     def _repr_html_(self) -> str:
         from specnb.views.html import result_view
@@ -286,10 +309,12 @@ class GenerationResult:
         return marked_text(self)
 
 
-def _row(data: Mapping[str, Any]) -> Row:
+def _row(data: Mapping[str, Any], renamed: Mapping[str, str]) -> RowResult:
     def tuples(value: Any) -> Any:
         return tuple(tuples(v) for v in value) if isinstance(value, list) else value
 
     fields = {key: tuples(value) for key, value in data.items() if key != "steps"}
-    steps = tuple(Step(**{key: tuples(value) for key, value in step.items()}) for step in data["steps"])
-    return Row(**fields, steps=steps)
+    steps = tuple(
+        Step(**{renamed.get(key, key): tuples(value) for key, value in step.items()}) for step in data["steps"]
+    )
+    return RowResult(**fields, steps=steps)

@@ -1,6 +1,6 @@
-"""Tiny checkpoints with the tensor names of released ones: MTP layers (GLM-4.5, DeepSeek-V3) and Gemma 4 with its drafter.
+"""Tiny checkpoints with the tensor names of released ones: MTP layers (GLM-4.5, DeepSeek-V3), Gemma 4 and its drafter.
 
-The weights are such that drafts are right often, not always: the next token is mostly a function of the last one (wide
+With these weights drafts are right often, but not always: the next token is mostly a function of the last one (wide
 embeddings, damped layers), and the drafting parts read the last token's embedding.
 """
 
@@ -78,9 +78,20 @@ def mtp_tensors(saved: dict[str, Tensor], layers: int, mtp: int, read: float, se
     return made
 
 
-def write_mtp(folder: Path, kind: str, layers: int = 2, mtp: int = 1, *, prefix: bool = True, shards: bool = False,
-              drop: str | None = None, read: float = 0.03, seed: int = 5, **shape: Any) -> Path:  # fmt: skip
-    """A checkpoint on disk. `prefix`: names begin with "model."; `drop`: leave out MTP tensors whose names hold this."""
+def write_mtp(
+    folder: Path,
+    kind: str,
+    layers: int = 2,
+    mtp: int = 1,
+    *,
+    prefix: bool = True,
+    shards: bool = False,
+    drop: str | None = None,
+    read: float = 0.03,
+    seed: int = 5,
+    **shape: Any,
+) -> Path:
+    """A checkpoint on disk. `prefix`: names begin with "model."; `drop`: leave out MTP tensors so named."""
     model = mtp_target(kind, layers, **shape)
     model.save_pretrained(folder, **({"max_shard_size": "40KB"} if shards else {}))
     files = sorted(folder.glob("*.safetensors"))
@@ -161,10 +172,23 @@ def _shape_gemma(model: PreTrainedModel, seed: int, spread: float, post: float) 
                 parameter.fill_(post)
 
 
-def gemma4_target(vocab: int = VOCAB, hidden: int = 32, shared: int = 2, per_layer: int = 8, spread: float = 0.25, *,
-                  composite: bool = False, vision: dict[str, Any] | None = None) -> PreTrainedModel:  # fmt: skip
-    """Six layers, sliding and full; `shared` last ones reuse keys and values. `composite`: the multimodal class, with a vision
-    tower of this shape or without one."""
+def gemma4_target(
+    vocab: int = VOCAB,
+    hidden: int = 32,
+    shared: int = 2,
+    per_layer: int = 8,
+    spread: float = 0.25,
+    *,
+    composite: bool = False,
+    vision: dict[str, Any] | None = None,
+) -> PreTrainedModel:
+    """Six layers, sliding and full.
+
+    Args:
+        shared: how many of the last layers reuse keys and values.
+        composite: the multimodal class.
+        vision: the shape of its vision tower, if it has one.
+    """
     types = ["sliding_attention", "sliding_attention", "full_attention"] * 2
     config = Gemma4TextConfig(**_gemma_config(vocab, hidden, 6, shared, per_layer, types))
     model = AutoModelForCausalLM.from_config(config)

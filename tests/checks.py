@@ -52,6 +52,15 @@ def padded(rows: list[Tensor], pad: int = 0) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
+def true_shares(p: Tensor, n: int, times: int) -> Tensor:
+    """The shares `[times, outcomes]` of the outcomes in samples of size `n`, drawn from the distribution `p` itself."""
+    generator = torch.Generator().manual_seed(0)
+    edges = p.cumsum(0).clamp(max=1)
+    drawn = torch.searchsorted(edges, torch.rand(times, n, generator=generator, dtype=torch.float64))
+    codes = drawn.clamp(max=len(p) - 1) + len(p) * torch.arange(times)[:, None]
+    return codes.flatten().bincount(minlength=times * len(p)).view(times, -1) / n
+
+
 def consistent(result: GenerationResult) -> None:
     """What must hold for every result, however it ended."""
     for row in result.rows:
@@ -128,7 +137,7 @@ def no_forward(*models: PreTrainedModel) -> Iterator[None]:
     """Fails if one of the models runs."""
 
     def hook(module: Any, args: tuple[Any, ...]) -> None:
-        raise AssertionError("a model ran before the refusal")
+        raise AssertionError("a model ran before the call was refused")
 
     handles = [model.register_forward_pre_hook(hook) for model in models]
     try:

@@ -1,8 +1,8 @@
 """What the live views cost on SmolLM2-135M-Instruct: `python tests/live_cost.py [--repeats 7] [--threads 1]`.
 
 A kernel generates the same text with no view, with the view of `%%specgen` and from the panel (in its thread, with the
-probabilities it asks for), taking turns. Shown are the seconds of generation as multiples of those without a view in the same
-round: median, lowest and highest. Needs nbclient and ipykernel.
+probabilities it asks for), taking turns. Printed are the seconds of generation divided by those without a view in the
+same round: median, lowest and highest. Needs nbclient and ipykernel.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ for method in options:
                 ratios[run].append(found[run].seconds / found[alone].seconds)
     seconds, tokens = found[alone].seconds, found[alone].num_emitted_tokens
     for run, r in ratios.items():
-        lines.append(f"{{method:<16}}{{run.__name__:<12}}{{statistics.median(r):>8.3f}} ({{min(r):.3f}} to {{max(r):.3f}})   "
-                     f"{{tokens}} tokens, {{seconds:.2f}} s without a view")
+        ratio = f"{{statistics.median(r):>8.3f}} ({{min(r):.3f}} to {{max(r):.3f}})"
+        rest = f"{{tokens}} tokens, {{seconds:.2f}} s without a view"
+        lines.append(f"{{method:<16}}{{run.__name__:<12}}{{ratio}}   {{rest}}")
 """
 
 

@@ -21,12 +21,39 @@ MAY_IMPORT: dict[str, set[str]] = {
     "options": set(),
     "trace": set(),
     "text": set(),
-    "decoding": {"options", "trace"},
-    "drafters": {"decoding", "options", "trace", "text", "models"},
-    "models": {"options", "text", "decoding"},
-    "views": {"trace", "options", "text"},
-    "bench": {"decoding", "models", "options", "text", "trace"},
+    "compat": set(),
+    "runtime": {"compat"},
+    "views": {"options", "trace"},
+    "models": {"compat", "options", "runtime", "text"},
+    "decoding": {"compat", "runtime", "trace"},
+    "drafters": {"compat", "decoding", "models", "options", "runtime", "text"},
+    "call": {"compat", "decoding", "drafters", "models", "options", "text", "trace"},
+    "bench": {"compat", "models", "options", "runtime", "text", "trace"},
+    "notebook": {"call", "models", "options", "text", "trace", "views"},
+    "demo": {"models", "options", "text", "trace", "views"},
+    "cli": {"demo", "options"},
+    "__main__": {"cli"},
+    "__init__": set(),
 }
+# names of torch, transformers and accelerate that only compat may know
+PRIVATE = (
+    "_attn_implementation",
+    "_update_model_kwargs_for_generation",
+    "_prepare_position_ids_for_generation",
+    "_get_default_generation_params",
+    "_pad_token_tensor",
+    "_is_user_defined",
+    "_is_stateful",
+    "_keys_to_ignore_on_load_unexpected",
+    "_project_to_logits",
+    "_hf_hook",
+    "_orig_mod",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_version",
+    "_reorder_linear_weight",
+    "_linear_pointwise",
+)
 
 
 def imports(path: Path, everywhere: bool = False) -> Iterator[str]:
@@ -60,8 +87,24 @@ def part(module: str) -> str:
 @pytest.mark.parametrize("module", MODULES)
 def test_layers(module: str) -> None:
     layer = part(module)
-    if layer in MAY_IMPORT:
-        assert own(imports(MODULES[module])) - {layer} <= MAY_IMPORT[layer]
+    assert own(imports(MODULES[module])) - {layer} <= MAY_IMPORT[layer]
+
+
+def test_the_layers_have_no_circle() -> None:
+    below: set[str] = set()
+    while below != MAY_IMPORT.keys():
+        ready = {layer for layer, others in MAY_IMPORT.items() if layer not in below and others <= below}
+        assert ready, MAY_IMPORT.keys() - below
+        below |= ready
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_compat_knows_private_names(module: str) -> None:
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    names |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    if part(module) != "compat":
+        assert not names & set(PRIVATE)
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -89,7 +132,7 @@ def test_the_reader_of_imports_sees_them() -> None:
     found = own(imports(MODULES["specnb.drafters.prompt_lookup"]))
     assert "decoding" in found
     assert "notebook" in own(imports(ROOT / "__init__.py", everywhere=True))
-    assert {"torch", "transformers"} <= {name.split(".")[0] for name in imports(MODULES["specnb.engine"])}
+    assert {"torch", "transformers"} <= {name.split(".")[0] for name in imports(MODULES["specnb.call.custom_generate"])}
 
 
 @pytest.mark.parametrize("module", MODULES)

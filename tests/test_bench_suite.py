@@ -19,7 +19,7 @@ def stem(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(suite, "MODEL", "tiny-llama")
         patch.setitem(suite.SIZES, "small", suite.Size(1, (2, 8), 1, 10, (1, 2), (64, 128)))
-        patch.setattr(suite, "ASKED", suite.ASKED[:1])
+        patch.setattr(suite, "TINY_MODEL_PROMPTS", suite.TINY_MODEL_PROMPTS[:1])
         assert cli.main(["bench", "--threads", "1", "--output", str(stem)]) == 0
     torch.set_num_threads(threads)
     return stem
@@ -66,8 +66,17 @@ def test_every_section_has_its_figures(stem: Path) -> None:
 
 def test_the_page_has_every_section_and_the_command(stem: Path) -> None:
     page = stem.with_suffix(".md").read_text()
-    for words in ("bench --suite small --threads 1", "## Prompt lookup on a real model", "## Every method", "## Draft model and early exit", "## Rows", "## Long contexts",
-                  "## First token", "## Own share", "tiny-gemma4 + tiny-gemma4-assistant"):  # fmt: skip
+    for words in (
+        "bench --suite small --threads 1",
+        "## Prompt lookup on a real model",
+        "## Every method",
+        "## Draft model and early exit",
+        "## Rows",
+        "## Long contexts",
+        "## First token",
+        "## Own share",
+        "tiny-gemma4 + tiny-gemma4-assistant",
+    ):
         assert words in page
     assert " NO " not in page
 
@@ -84,6 +93,6 @@ def test_one_section_or_a_wrong_one(capsys: pytest.CaptureFixture[str], monkeypa
 
 def test_the_clocks_leave_nothing_behind() -> None:
     kernel = torch.nn.functional.scaled_dot_product_attention
-    with clocks.timed(), clocks.timed_attention():
+    with clocks.time_model_calls(), clocks.time_attention():
         assert torch.nn.functional.scaled_dot_product_attention is not kernel and "__call__" in vars(PreTrainedModel)
     assert torch.nn.functional.scaled_dot_product_attention is kernel and "__call__" not in vars(PreTrainedModel)

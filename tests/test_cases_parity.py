@@ -163,7 +163,7 @@ def test_PAR_04_guidance_is_refused_by_name(way: str) -> None:
 
 
 class Parity(LogitsProcessor):
-    """Even ids at even calls, odd ids at odd ones: its state is its own count of calls."""
+    """Even ids at even calls, odd ids at odd ones: its state is the number of its calls."""
 
     def __init__(self) -> None:
         self.lengths: list[int] = []
@@ -205,13 +205,20 @@ def test_PAR_04_processor_with_a_state_in_rows(way: str) -> None:
 @pytest.mark.parametrize("way", DRAFTING)
 def test_PAR_04_block_verification_refuses_a_state(way: str) -> None:
     with no_forward(T, D), pytest.raises(ValueError, match="Parity"):
-        specnb.generate(T, X, do_sample=True, max_new_tokens=5, verification="block",
-                        logits_processor=LogitsProcessorList([Parity()]), **WAYS[way])  # fmt: skip
+        specnb.generate(
+            T,
+            X,
+            do_sample=True,
+            max_new_tokens=5,
+            verification="block",
+            logits_processor=LogitsProcessorList([Parity()]),
+            **WAYS[way],
+        )
 
 
 @pytest.mark.parametrize("way", DRAFTING)
 def test_PAR_04_prefix_allowed_tokens(way: str) -> None:
-    """A grammar as transformers has it: a function of the prefix."""
+    """A grammar in transformers' form: a function of the prefix."""
 
     def allowed(row: int, ids: Tensor) -> list[int]:
         return [i for i in range(3, 64) if (i + int(ids[-1])) % 3]
@@ -266,8 +273,18 @@ def test_PAR_07_left_padded_prompt(family: str, way: str) -> None:
 
 @pytest.mark.parametrize("way", DRAFTING)
 def test_PAR_07_encoder_decoder_is_refused_with_the_reason(way: str) -> None:
-    config = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=2, num_heads=4,
-                      decoder_start_token_id=0, eos_token_id=None, pad_token_id=0)  # fmt: skip
+    config = T5Config(
+        vocab_size=64,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_decoder_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     model = T5ForConditionalGeneration(config).eval()
     with no_forward(model, model.get_encoder(), D), pytest.raises(ValueError, match="encoder-decoder"):
         spec(model, tiny.ids(0, 9), max_new_tokens=20, **WAYS[way])
@@ -278,7 +295,7 @@ def test_PAR_07_encoder_decoder_is_refused_with_the_reason(way: str) -> None:
 @pytest.mark.parametrize("given", ["position_ids", "token_type_ids"])
 @pytest.mark.parametrize("way", DRAFTING)
 def test_PAR_07_positions_and_types_of_the_caller(way: str, given: str) -> None:
-    """Inputs per token that the caller gives count for the new tokens too, as in generate(); or they are refused."""
+    """Inputs per token given by the caller are continued for new tokens, as in generate(), or refused."""
     model = tiny.gpt2()
     value = torch.arange(7)[None] + 3 if given == "position_ids" else torch.full((1, 7), 5)
     how = {"assistant_model": tiny.noisy(model, 0.03), **EAGER} if way == "draft" else WAYS[way]

@@ -11,7 +11,7 @@ from checks import configs, no_forward
 from transformers import GenerationConfig
 
 import specnb
-from specnb import adapters
+from specnb.call import peft_adapters
 
 peft = pytest.importorskip("peft")
 X = tiny.ids(0, 7)
@@ -60,7 +60,7 @@ def adapted(kind: str, model: Any = None, **more: Any) -> Any:
     return wrapped
 
 
-@pytest.mark.parametrize("kind", sorted(adapters._WEIGHTS))
+@pytest.mark.parametrize("kind", sorted(peft_adapters.WEIGHT_ONLY_TYPES))
 def test_adapters_that_change_weights(kind: str) -> None:
     wrapped = adapted(kind)
     base = wrapped.base_model.model

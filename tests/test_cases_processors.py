@@ -1,4 +1,4 @@
-"""Cases PR and SC: processors and criteria see what transformers' own generate() shows them, once per token, in order."""
+"""Cases PR and SC: processors and criteria see what transformers' generate() shows them, once per token, in order."""
 
 from __future__ import annotations
 
@@ -246,13 +246,21 @@ def test_PR_another_shape_is_refused_by_name() -> None:
 def test_PR_block_verification_refuses_what_looks_at_all_rows() -> None:
     for name in ("a bias per row", "SynthID", "prefix function"):
         with no_forward(T, D), pytest.raises(ValueError, match="verification='block'"):
-            specnb.generate(T, X, attention_mask=MASK, do_sample=True, max_new_tokens=4, verification="block",
-                            **PROCESSORS[name](), **WAYS["draft"])  # fmt: skip
+            specnb.generate(
+                T,
+                X,
+                attention_mask=MASK,
+                do_sample=True,
+                max_new_tokens=4,
+                verification="block",
+                **PROCESSORS[name](),
+                **WAYS["draft"],
+            )
 
 
 @pytest.mark.parametrize("how", ["draft", "lookup", "block"])
-def test_PR_sampled_rows_that_grow_in_step_follow_the_law(how: str) -> None:
-    """A draft that another row cut short leaves no trace in the law. Exact law of three tokens."""
+def test_PR_sampled_rows_that_grow_in_step_follow_the_distribution(how: str) -> None:
+    """A draft that another row cuts short does not change the joint distribution of three tokens."""
     model = tiny.llama(seed=0, vocab=VOCAB, layers=1, std=0.15)
     draft = tiny.llama(seed=7, vocab=VOCAB, layers=1, std=0.15)
     ways: dict[str, dict[str, Any]] = {
@@ -266,18 +274,27 @@ def test_PR_sampled_rows_that_grow_in_step_follow_the_law(how: str) -> None:
     joint, texts = torch.ones(1, dtype=torch.float64), PROMPT
     for _ in range(NEW):
         with torch.no_grad():
-            law = model(input_ids=texts, use_cache=False).logits[:, -1].double().softmax(-1)
-        joint = (joint[:, None] * law).flatten()
+            p = model(input_ids=texts, use_cache=False).logits[:, -1].double().softmax(-1)
+        joint = (joint[:, None] * p).flatten()
         texts = torch.cat([texts.repeat_interleave(VOCAB, 0), torch.arange(VOCAB).repeat(len(texts))[:, None]], 1)
     prompts, samples, accepted, cut = PROMPT.repeat(3, 1), [], 0, 0
     for run in range(340):
-        result = specnb.generate(model, prompts, attention_mask=torch.ones_like(prompts), do_sample=True, top_k=0,
-                                 max_new_tokens=NEW + 1, seed=3 * run, **own, **ways[how])  # fmt: skip
+        result = specnb.generate(
+            model,
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=NEW + 1,
+            seed=3 * run,
+            **own,
+            **ways[how],
+        )
         samples += [row.ids[:NEW] for row in result.rows]
         accepted += result.num_accepted_draft_tokens
         cut += sum(len(step.emitted) == step.accepted for step in result.steps)
     assert accepted > 40
-    assert cut > 10  # rows that another one held back
+    assert cut > 10  # rows that another one cut short
     assert follows(samples, joint)
 
 
@@ -344,7 +361,10 @@ def test_SC_01_criteria_of_all_kinds(name: str, rows: str) -> None:
             else:
                 make = lambda i=i: CRITERIA[name](i)  # noqa: E731
             result = same(lambda make=make: {"stopping_criteria": StoppingCriteriaList([make()])}, ids, mask, way)
-            ending = lambda make=make: {"stopping_criteria": StoppingCriteriaList([make()]), "eos_token_id": EOS}  # noqa: E731
+
+            def ending(make: Callable[[], Any] = make) -> dict[str, Any]:
+                return {"stopping_criteria": StoppingCriteriaList([make()]), "eos_token_id": EOS}
+
             same(ending, ids, mask, way)
             assert {row.finish_reason for row in result.rows} <= {"stopping_criteria", "length"}
 
@@ -432,7 +452,7 @@ def test_SC_01_an_answer_of_another_kind_is_refused_by_name() -> None:
 @pytest.mark.parametrize("rows", ["one", "padded rows"])
 @pytest.mark.parametrize("way", WAYS)
 def test_PR_what_was_committed_outlasts_a_failure(way: str, rows: str) -> None:
-    """A processor, a criterion, on_step or a streamer that raises: the result so far holds every token that stood."""
+    """A processor, a criterion, on_step or a streamer that raises: the partial result has every kept token."""
     ids, mask = ROWS[rows]
     given = {"attention_mask": mask, "max_new_tokens": 12}
     free = T.generate(ids, do_sample=False, **given)[:, 7:].tolist()

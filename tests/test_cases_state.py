@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -37,11 +37,13 @@ def unharmed(before: list[Any]) -> None:
 
 
 def fails(error: type[BaseException], recorder: Recorder, **options: Any) -> GenerationResult:
-    """Run into `error`; the partial result, checked."""
+    """Run into `error`; the partial result, which has the tokens of every step that was reported before."""
+    shown: list[int] = []
     with pytest.raises(error) as caught:
-        spec(T, X, max_new_tokens=12, streamer=recorder, **options)
+        spec(T, X, max_new_tokens=12, streamer=recorder, on_step=lambda step: shown.extend(step.emitted), **options)
     partial: GenerationResult = caught.value.partial_result  # type: ignore[attr-defined]
     consistent(partial)
+    assert list(partial.ids)[: len(shown)] == shown
     assert partial.finish_reason == "interrupted"
     assert list(partial.ids) == FREE[: len(partial.ids)]
     assert partial.sequences.tolist() == [X[0].tolist() + list(partial.ids)]
@@ -70,6 +72,9 @@ def test_STA_01_failure_in_every_forward(way: str, which: str, error: type[BaseE
         assert configs(T, D) == before
     assert lengths == sorted(lengths)
     assert lengths[0] == (0 if which == "target" else 1)  # the first token waits for no draft
+    assert lengths[-1] > 1
+    if which == "target":  # every pass before the failing one gave a token
+        assert all(length >= passes for passes, length in enumerate(lengths))
     unharmed(before)
 
 
@@ -109,14 +114,15 @@ def test_STA_01_failure_in_the_users_own_code(way: str, where: str, error: type[
             mine: Any = LogitsProcessorList([FailingProcessor(n, error)])
         else:
             mine = StoppingCriteriaList([FailingCriterion(n, error)])
-        fails(error, Recorder(), **{where: mine}, **WAYS[way])
+        partial = fails(error, Recorder(), **{where: mine}, **WAYS[way])
+        assert len(partial.ids) == (n - 1 if where == "logits_processor" else n)  # a criterion is asked after the token
     unharmed(before)
 
 
 @pytest.mark.parametrize("error", [Boom, KeyboardInterrupt])
 @pytest.mark.parametrize("way", WAYS)
 def test_STA_01_failure_in_a_listener(way: str, error: type[BaseException]) -> None:
-    """What was committed before the listener failed is in the partial result, its last step included."""
+    """The partial result has all steps that came before the failure of on_step, the last one included."""
     before = configs(T, D)
     whole = spec(T, X, max_new_tokens=12, **WAYS[way])
     for n in range(1, len(whole.steps) + 1):
@@ -151,7 +157,8 @@ class FailingStreamer(Recorder):
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_STA_01_failure_in_the_streamer(n: int) -> None:
     before = configs(T, D)
-    fails(Boom, FailingStreamer(n), **WAYS["draft"])
+    partial = fails(Boom, FailingStreamer(n), **WAYS["draft"])
+    assert len(partial.ids) >= n - 1  # the first call shows the prompt
     unharmed(before)
 
 
@@ -165,10 +172,12 @@ def test_STA_01_failure_with_rows(error: type[BaseException]) -> None:
     eos = [free[1][3], free[2][6]]
     free = [plain(T, prompt, max_new_tokens=12, eos_token_id=eos) for prompt in prompts]
 
-    def check(partial: GenerationResult) -> None:
+    def check(partial: GenerationResult, kept: Sequence[int]) -> None:
+        """Each row is a beginning of its text, with at least `kept` tokens of it."""
         consistent(partial)
-        for row, whole in zip(partial.rows, free, strict=True):
+        for row, whole, n in zip(partial.rows, free, kept, strict=True):
             assert list(row.ids) == whole[: len(row.ids)]
+            assert len(row.ids) >= min(n, len(whole))
             ended = len(row.ids) == len(whole)
             assert row.finish_reason == (("eos" if whole[-1] in eos else "length") if ended else "interrupted")
 
@@ -180,7 +189,7 @@ def test_STA_01_failure_with_rows(error: type[BaseException]) -> None:
 
         with watched(T, fail), pytest.raises(error) as caught:
             spec(T, ids, attention_mask=mask, max_new_tokens=12, eos_token_id=eos, **WAYS["draft"])
-        check(caught.value.partial_result)  # type: ignore[attr-defined]
+        check(caught.value.partial_result, [at] * 3)  # type: ignore[attr-defined]
     for n in range(1, 14):
         seen: list[specnb.Step] = []
 
@@ -192,7 +201,11 @@ def test_STA_01_failure_with_rows(error: type[BaseException]) -> None:
         try:
             spec(T, ids, attention_mask=mask, max_new_tokens=12, eos_token_id=eos, on_step=on_step, **WAYS["draft"])
         except error as raised:
-            check(raised.partial_result)  # type: ignore[attr-defined]
+            kept = [sum(len(step.emitted) for step in seen if step.row == row) for row in range(3)]
+            assert len(seen) == n and sum(kept) >= n
+            check(raised.partial_result, kept)  # type: ignore[attr-defined]
+        else:
+            assert 5 < len(seen) < n  # it had fewer steps
     unharmed(before)
 
 
@@ -207,7 +220,8 @@ def test_STA_01_the_decoder_keeps_the_partial_result() -> None:
         T.generate(X, attention_mask=torch.ones_like(X), do_sample=False, max_new_tokens=12, custom_generate=decoder)
     assert decoder.result is not None
     assert decoder.result.finish_reason == "interrupted"
-    assert 0 < len(decoder.result.ids) < 12
+    assert 2 <= len(decoder.result.ids) < 12  # two passes came before
+    assert list(decoder.result.ids) == FREE[: len(decoder.result.ids)]
 
 
 def test_STA_01_a_refused_call_leaves_no_old_result() -> None:
@@ -337,8 +351,8 @@ def test_STA_05_the_confidence_threshold_ends_drafts() -> None:
                     [X[0].tolist() + list(result.ids[: step.position - 7]) + list(step.drafted[: i - 1])]
                 )
                 with torch.no_grad():
-                    law = D(text).logits[0, -1].softmax(-1)
-                assert law[step.drafted[i - 1]] >= threshold - 1e-5
+                    probs = D(text).logits[0, -1].softmax(-1)
+                assert probs[step.drafted[i - 1]] >= threshold - 1e-5
     assert drafted == sorted(drafted, reverse=True)
     assert drafted[0] > 6 > 1.5 > drafted[-1]
 
@@ -358,8 +372,15 @@ DRAFTS: dict[str, Callable[[], Any]] = {
 def test_SPD_01_counters_agree_with_the_models(draft: str, k: int, schedule: str) -> None:
     model = DRAFTS[draft]()
     with watched(T) as calls, watched(model) as of_draft:
-        result = spec(T, X, max_new_tokens=60, assistant_model=model, num_assistant_tokens=k,
-                      num_assistant_tokens_schedule=schedule, **EAGER)  # fmt: skip
+        result = spec(
+            T,
+            X,
+            max_new_tokens=60,
+            assistant_model=model,
+            num_assistant_tokens=k,
+            num_assistant_tokens_schedule=schedule,
+            **EAGER,
+        )
     consistent(result)
     assert result.target_passes == len(result.steps) == len(calls) <= 60
     assert result.num_draft_tokens == len(of_draft)  # one draft pass per drafted token
@@ -387,28 +408,29 @@ def test_SPD_01_the_prompt_is_processed_once(chunk: int | None) -> None:
         assert calls.widths[prefill:] == [len(step.drafted) + 1 for step in result.steps[1:]]
 
 
-def test_SPD_01_no_copy_of_the_store_per_step() -> None:
-    """The store's memory is allocated once and written in place while nothing grows."""
-    from specnb.decoding.cached import CachedLM
+def test_SPD_01_no_copy_of_the_kv_cache_per_step() -> None:
+    """The memory of the kv cache is allocated once and written in place while its capacity suffices."""
     from specnb.decoding.contracts import Row
-    from specnb.decoding.probabilities import Processors
+    from specnb.decoding.distributions import Processors
+    from specnb.decoding.lm.cached_lm import CachedLM
+    from specnb.decoding.lm.model_inputs import CacheSize
     from specnb.decoding.schedules import Constant
 
     row = Row(0, tiny.ids(0, 30)[0].tolist(), 100, torch.Generator(), Processors(), Constant(5))
-    lm = CachedLM(T, [row], capacity=200)
+    lm = CachedLM(T, [row], CacheSize(200))
     places = set()
     for i in range(40):
         lm.logits([row], [[5, 6, 7]], [4])
         row.ids += [5, 6, 7 + i % 3]
-        places |= {layer.keys.data_ptr() for layer in lm.store.row_layers}
-        assert lm.store.row_layers[0].keys.shape[2] == 200
+        places |= {layer.keys.data_ptr() for layer in lm.kv_cache.row_layers}
+        assert lm.kv_cache.row_layers[0].keys.shape[2] == 200
     assert len(places) == T.config.num_hidden_layers
 
 
-def test_SPD_01_the_store_grows_geometrically() -> None:
-    from specnb.decoding.cached import CachedLM
+def test_SPD_01_the_kv_cache_grows_geometrically() -> None:
     from specnb.decoding.contracts import Row
-    from specnb.decoding.probabilities import Processors
+    from specnb.decoding.distributions import Processors
+    from specnb.decoding.lm.cached_lm import CachedLM
     from specnb.decoding.schedules import Constant
 
     row = Row(0, [5], 10**6, torch.Generator(), Processors(), Constant(5))
@@ -417,6 +439,6 @@ def test_SPD_01_the_store_grows_geometrically() -> None:
     for _ in range(200):
         lm.logits([row], [[]], [1])
         row.ids += [5, 6, 7]
-        sizes.add(lm.store.row_layers[0].keys.shape[2])
+        sizes.add(lm.kv_cache.row_layers[0].keys.shape[2])
     assert len(sizes) < 14
     assert max(sizes) < 2 * len(row.ids) + 10

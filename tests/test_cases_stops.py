@@ -151,7 +151,7 @@ class LastId(StoppingCriteria):
 
 
 class Calls(StoppingCriteria):
-    """True at the n-th call: a rule with a state."""
+    """True from the n-th call on: a criterion with a state."""
 
     def __init__(self, n: int) -> None:
         self.left = n

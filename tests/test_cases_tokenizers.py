@@ -18,7 +18,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizer, PreTrainedTokenizer
 from transformers.utils import is_mistral_common_available
 
 import specnb
-from specnb.models.pair import difference
+from specnb.models.pair import tokenizer_difference
 from specnb.text import Detokenizer, has_chat_template, is_mistral_common, pieces, prompt_inputs, text_tokenizer
 
 PROMPTS = ["Once upon a time", "There was once a small boat 😀"]
@@ -113,9 +113,9 @@ def test_MT_01_tokenizers_are_compared(mistral: Any, tekken: Path, tmp_path: Pat
     from transformers import AutoTokenizer
     from transformers.tokenization_mistral_common import MistralCommonBackend
 
-    assert difference(mistral, MistralCommonBackend(tokenizer_path=str(tekken))) is None
+    assert tokenizer_difference(mistral, MistralCommonBackend(tokenizer_path=str(tekken))) is None
     for one, two in ((mistral, tiny.byte_tokenizer()), (tiny.byte_tokenizer(), mistral)):
-        assert "The quick brown fox" in str(difference(one, two))
+        assert "The quick brown fox" in str(tokenizer_difference(one, two))
     tiny.llama(vocab=64, layers=1).save_pretrained(tmp_path)
     shutil.copy(tekken, tmp_path / "tekken.json")
     other = AutoTokenizer.from_pretrained(
@@ -125,7 +125,7 @@ def test_MT_01_tokenizers_are_compared(mistral: Any, tekken: Path, tmp_path: Pat
     assert other.convert_ids_to_tokens(29706) == mistral.convert_ids_to_tokens(29706) or other.decode(
         [29706]
     ) == mistral.decode([29706])
-    assert difference(mistral, other) is None and difference(other, mistral) is None
+    assert tokenizer_difference(mistral, other) is None and tokenizer_difference(other, mistral) is None
 
 
 @pytest.mark.parametrize("way", ["target", "draft"])
@@ -207,7 +207,7 @@ def test_MT_01_load_save_and_magics(folder: Path, tmp_path: Path, monkeypatch: p
     pair = specnb.load(folder)
     assert is_mistral_common(pair.tokenizer)
     specnb.save_pair(pair, tmp_path / "again")
-    assert difference(specnb.load(tmp_path / "again").tokenizer, pair.tokenizer) is None
+    assert tokenizer_difference(specnb.load(tmp_path / "again").tokenizer, pair.tokenizer) is None
     with shell(tmp_path, monkeypatch) as ip:
         assert run_cell(ip, f"%specload {folder} --assistant 1") == ""
         for options in ("", " --no-chat", " --method draft_model", " -q"):

@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 import transformers
-from checks import EAGER, no_forward, padded, plain, spec, watched
+from checks import EAGER, no_forward, padded, plain, spec, true_shares, watched
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, WatermarkingConfig
 from transformers.generation import logits_process
@@ -33,8 +33,18 @@ def test_VOC_01_padded_embeddings(size: str) -> None:
     for given in ({}, {"tokenizer": tokenizer, "assistant_tokenizer": tiny.byte_tokenizer()}):
         result = spec(model, prompt, max_new_tokens=20, assistant_model=draft, **given, **EAGER)
         assert list(result.ids) == expected
-        sampled = specnb.generate(model, prompt, do_sample=True, top_k=0, temperature=2.0, max_new_tokens=40, seed=1,
-                                  assistant_model=draft, **given, **EAGER)  # fmt: skip
+        sampled = specnb.generate(
+            model,
+            prompt,
+            do_sample=True,
+            top_k=0,
+            temperature=2.0,
+            max_new_tokens=40,
+            seed=1,
+            assistant_model=draft,
+            **given,
+            **EAGER,
+        )
         for step in result.steps + sampled.steps:
             assert all(token < min(394, SIZES[size]) for token in step.drafted)
         assert all(token < 394 for token in sampled.ids)
@@ -74,7 +84,7 @@ def test_VOC_01_options_with_ids_that_one_model_lacks(size: int, option: str) ->
 
 # ---------------------------------------------------------------- VOC-02
 def test_VOC_02_equal_sizes_hide_no_other_tokenizer() -> None:
-    """As a draft model such a pair is refused with the difference; whatever else is chosen, the text is the target's."""
+    """Such a draft model is refused, with the difference named; with any other method the text is the target's."""
     ours, theirs = tiny.byte_tokenizer(330), tiny.sp_tokenizer(330)
     model, draft = tiny.llama(vocab=330), tiny.llama(seed=3, vocab=330)
     prompt = ours("a small boat sails", return_tensors="pt")["input_ids"]
@@ -128,8 +138,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def law_after(model: PreTrainedModel, ids: Tensor, settings: dict[str, Any]) -> Tensor:
-    """The target's law of the next token, by transformers' warpers on a forward without cache."""
+def distribution_after(model: PreTrainedModel, ids: Tensor, settings: dict[str, Any]) -> Tensor:
+    """The target's distribution of the next token, by transformers' warpers on a forward without cache."""
     made = LogitsProcessorList()
     if settings.get("temperature", 1) != 1:
         made.append(logits_process.TemperatureLogitsWarper(settings["temperature"]))
@@ -141,69 +151,91 @@ def law_after(model: PreTrainedModel, ids: Tensor, settings: dict[str, Any]) -> 
         return made(ids, model(ids, use_cache=False).logits[:, -1].float())[0].double().softmax(-1)
 
 
-def within_noise(tokens: list[int], law: Tensor) -> bool:
-    """Total variation below what a true sample of that size exceeds in 1 of 1,000 cases; no impossible token."""
-    counts = torch.tensor(tokens).bincount(minlength=len(law)).double() / len(tokens)
-    generator = torch.Generator().manual_seed(0)
-    edges = law.cumsum(0).clamp(max=1)
-    draws = torch.searchsorted(edges, torch.rand(2000, len(tokens), generator=generator, dtype=torch.float64))
-    at = draws.clamp(max=len(law) - 1) + len(law) * torch.arange(2000)[:, None]
-    simulated = at.flatten().bincount(minlength=2000 * len(law)).view(2000, -1) / len(tokens)
-    bound = ((simulated - law).abs().sum(-1) / 2).quantile(0.999)
-    return bool((counts - law).abs().sum() / 2 < bound) and not bool(counts[law == 0].any())
+def within_noise(tokens: list[int], p: Tensor) -> bool:
+    """Total variation below the one that 1 of 1,000 true samples of that size exceeds; no impossible token."""
+    counts = torch.tensor(tokens).bincount(minlength=len(p)).double() / len(tokens)
+    simulated = true_shares(p, len(tokens), 2000)
+    bound = ((simulated - p).abs().sum(-1) / 2).quantile(0.999)
+    return bool((counts - p).abs().sum() / 2 < bound) and not bool(counts[p == 0].any())
 
 
 def sampled(
     model: PreTrainedModel, draft: PreTrainedModel, prompt: Tensor, runs: int, **options: Any
 ) -> list[tuple[int, ...]]:
     prompts = prompt.repeat(runs, 1)
-    result = specnb.generate(model, prompts, attention_mask=torch.ones_like(prompts), do_sample=True, seed=7000,
-                             assistant_model=draft, **EAGER, **options)  # fmt: skip
+    result = specnb.generate(
+        model,
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        do_sample=True,
+        seed=7000,
+        assistant_model=draft,
+        **EAGER,
+        **options,
+    )
     return [row.ids for row in result.rows]
 
 
 @pytest.mark.parametrize("k", [1, 4])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_SMP_01_first_and_second_token(setting: str, k: int) -> None:
-    """The second is looked at after each frequent first token, the place where a draft was verified."""
+    """The second token is compared after each frequent first one: there a draft was verified."""
     texts = sampled(S_T, S_D, S_X, 2400, num_assistant_tokens=k, max_new_tokens=3, **SETTINGS[setting])
-    assert within_noise([text[0] for text in texts], law_after(S_T, S_X, SETTINGS[setting]))
+    assert within_noise([text[0] for text in texts], distribution_after(S_T, S_X, SETTINGS[setting]))
     firsts = [text[0] for text in texts]
     for first in sorted(set(firsts), key=firsts.count, reverse=True)[:2]:
-        law = law_after(S_T, torch.cat([S_X, torch.tensor([[first]])], 1), SETTINGS[setting])
-        assert within_noise([text[1] for text in texts if text[0] == first], law)
+        p = distribution_after(S_T, torch.cat([S_X, torch.tensor([[first]])], 1), SETTINGS[setting])
+        assert within_noise([text[1] for text in texts if text[0] == first], p)
 
 
 @pytest.mark.parametrize("size", [26, 40])
-def test_SMP_01_VOC_01_law_with_an_unequal_vocabulary(size: int) -> None:
+def test_SMP_01_VOC_01_sampling_with_an_unequal_vocabulary(size: int) -> None:
     """Tokens that only the target has stay reachable; those that only the draft has never appear."""
     draft = tiny.llama(seed=7, vocab=size, layers=1, std=0.15)
     for options in ({"top_k": 0, "temperature": 1.5}, {"top_k": 0, "temperature": 1.5, "verification": "block"}):
         texts = sampled(S_T, draft, S_X, 2400, num_assistant_tokens=4, max_new_tokens=3, **options)
         firsts = [text[0] for text in texts]
         for first in sorted(set(firsts), key=firsts.count, reverse=True)[:2]:
-            law = law_after(S_T, torch.cat([S_X, torch.tensor([[first]])], 1), {"temperature": 1.5})
-            assert within_noise([text[1] for text in texts if text[0] == first], law)
+            p = distribution_after(S_T, torch.cat([S_X, torch.tensor([[first]])], 1), {"temperature": 1.5})
+            assert within_noise([text[1] for text in texts if text[0] == first], p)
     assert size > 32 or max(max(text) for text in texts) >= size
 
 
 def test_SMP_02_an_argmax_drafter_is_a_point_mass() -> None:
-    """A greedy copy of the target as draft text: prompt lookup proposes it without a law; the law is kept."""
+    """Prompt lookup proposes the target's own greedy text as a point mass; sampling still follows the target."""
     prompt = torch.tensor([[9, 5, 6, 7, 9, 5, 6, 7, 9, 5, 6]])
     prompts = prompt.repeat(3000, 1)
-    result = specnb.generate(S_T, prompts, attention_mask=torch.ones_like(prompts), do_sample=True, top_k=0, temperature=0.6,
-                             max_new_tokens=2, seed=1, method="prompt_lookup")  # fmt: skip
+    result = specnb.generate(
+        S_T,
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        do_sample=True,
+        top_k=0,
+        temperature=0.6,
+        max_new_tokens=2,
+        seed=1,
+        method="prompt_lookup",
+    )
     assert all(row.steps[0].drafted == (7,) for row in result.rows)
-    assert within_noise([row.ids[0] for row in result.rows], law_after(S_T, prompt, {"temperature": 0.6}))
+    assert within_noise([row.ids[0] for row in result.rows], distribution_after(S_T, prompt, {"temperature": 0.6}))
 
 
 def test_SMP_02_the_gemma_4_drafter_is_not_taken_for_a_draft_model() -> None:
-    """It has no cache of its own: what comes out is the target's text, or a refusal before the first pass."""
+    """It has no cache of its own: the result is the target's text, or an error before the first pass."""
     if not hasattr(transformers, "Gemma4AssistantForCausalLM"):
         pytest.skip("this version of transformers has no Gemma 4 drafter")
-    own = {"head_dim": 8, "global_head_dim": 16, "sliding_window": 6, "hidden_size_per_layer_input": 0, "num_hidden_layers": 2,
-           "vocab_size_per_layer_input": 0, "num_kv_shared_layers": 2, "enable_moe_block": False, "use_double_wide_mlp": False,
-           "layer_types": ["sliding_attention", "full_attention"]}  # fmt: skip
+    own = {
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "sliding_window": 6,
+        "hidden_size_per_layer_input": 0,
+        "num_hidden_layers": 2,
+        "vocab_size_per_layer_input": 0,
+        "num_kv_shared_layers": 2,
+        "enable_moe_block": False,
+        "use_double_wide_mlp": False,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
     text = transformers.Gemma4TextConfig(**tiny._shape(64, hidden=16, layers=2) | own)
     config = transformers.Gemma4AssistantConfig(text_config=text, backbone_hidden_size=32)
     drafter, target = transformers.Gemma4AssistantForCausalLM(config).eval(), tiny.gemma4()
@@ -219,7 +251,7 @@ def test_SMP_02_the_gemma_4_drafter_is_not_taken_for_a_draft_model() -> None:
 
 
 def test_SMP_05_an_ensemble_weight_that_cannot_apply_is_refused_by_name() -> None:
-    """A proposer without a law of its own cannot honour it, and neither can a weight outside (0, 1)."""
+    """A drafter without a distribution cannot be mixed in, and a weight outside (0, 1) is refused."""
     for w in (0.05, 0.5):
         with no_forward(S_T), pytest.raises(ValueError, match="assistant_ensemble_weight"):
             spec(S_T, S_X, max_new_tokens=5, prompt_lookup_num_tokens=3, assistant_ensemble_weight=w)

@@ -44,7 +44,7 @@ def test_demo_without_arguments_takes_the_embedded_pair(capsys: pytest.CaptureFi
 
 
 def test_the_prompt_suits_the_model() -> None:
-    from specnb.models.embedded.training.data import held_out
+    from tools.embedded_models.data import held_out
 
     assert demo.TINY_PROMPT in [asked for asked, _ in held_out(3)]
     assert demo.PROMPT.startswith("Copy this text:")
@@ -52,7 +52,7 @@ def test_the_prompt_suits_the_model() -> None:
 
 def test_demo_uses_the_assistant_of_the_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     pair: Any = type("Pair", (), {"assistant": "draft"})
-    assert demo.draft_of(pair)[0] == "draft"
+    assert demo.select_draft(pair)[0] == "draft"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,11 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 def test_help_as_a_module() -> None:
     root = Path(__file__).parent.parent
     run = subprocess.run(
-        [sys.executable, "-m", "specnb", "demo", "--help"], capture_output=True, text=True, check=True, cwd=root,
+        [sys.executable, "-m", "specnb", "demo", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=root,
         env={**os.environ, "COLUMNS": "100"},
-    )  # fmt: skip
+    )
     assert "--max-new-tokens" in run.stdout and not run.stderr

@@ -90,8 +90,14 @@ def test_a_padded_batch(way: str) -> None:
     prompts = [tiny.ids(1, 5), tiny.ids(2, 9)]
     ids, mask = padded(prompts)
     eos = plain(T, prompts[0], max_new_tokens=9)[4]
-    out = T.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=14, eos_token_id=eos,
-                     custom_generate=specnb.decoder(**WAYS[way]))  # fmt: skip
+    out = T.generate(
+        ids,
+        attention_mask=mask,
+        do_sample=False,
+        max_new_tokens=14,
+        eos_token_id=eos,
+        custom_generate=specnb.decoder(**WAYS[way]),
+    )
     expected = [plain(T, prompt, max_new_tokens=14, eos_token_id=eos) for prompt in prompts]
     width = max(map(len, expected))
     assert out[:, 9:].tolist() == [row + [0] * (width - len(row)) for row in expected]
@@ -110,8 +116,15 @@ def test_what_generate_does_not_hand_on_is_bound() -> None:
 
 def test_transformers_text_streamer(capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer, model = tiny.byte_tokenizer(), tiny.llama(vocab=330)
-    result = specnb.generate(model, "the quick brown", tokenizer=tokenizer, do_sample=False, max_new_tokens=20,
-                             method="prompt_lookup", streamer=TextStreamer(tokenizer, skip_prompt=True))  # fmt: skip
+    result = specnb.generate(
+        model,
+        "the quick brown",
+        tokenizer=tokenizer,
+        do_sample=False,
+        max_new_tokens=20,
+        method="prompt_lookup",
+        streamer=TextStreamer(tokenizer, skip_prompt=True),
+    )
     assert capsys.readouterr().out == tokenizer.decode(result.ids) + "\n"
 
 
@@ -201,8 +214,16 @@ def test_options_in_effect_are_reported() -> None:
     result = specnb.generate(
         T, X, do_sample=True, temperature=0.7, top_p=0.9, top_k=5, max_new_tokens=6, seed=2, **WAYS["draft"]
     )
-    wanted = {"num_assistant_tokens": 4, "assistant_confidence_threshold": 0, "temperature": 0.7, "top_p": 0.9, "top_k": 5,
-              "do_sample": True, "max_new_tokens": 6, "verification": "token"}  # fmt: skip
+    wanted = {
+        "num_assistant_tokens": 4,
+        "assistant_confidence_threshold": 0,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 5,
+        "do_sample": True,
+        "max_new_tokens": 6,
+        "verification": "token",
+    }
     assert wanted.items() <= result.options.items()
     assert result.seed == 2
 

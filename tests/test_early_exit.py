@@ -129,7 +129,7 @@ def test_a_second_turn_goes_on_in_the_same_cache() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("k", [1, 4])
 def test_STA_02_each_token_passes_each_layer_once(family: str, k: int) -> None:
-    """Lower layers: the prompt once, then one token at a time; upper layers: drafted blocks only, in one call a step."""
+    """Lower layers run over the prompt once, then token by token; upper layers over each drafted block in one call."""
     model, exit = target(family), 2
     rounds = spec(model, X, max_new_tokens=30, assistant_early_exit=exit, num_assistant_tokens=k, **STEADY)
     with counted(model) as checks_only, pytest.raises(RuntimeError, match="stop here"):
@@ -159,7 +159,7 @@ def test_STA_02_each_token_passes_each_layer_once(family: str, k: int) -> None:
 
 
 class Stop(LogitsProcessor):
-    """Ends a run at its first token."""
+    """Stops a run at its first token."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         raise RuntimeError("stop here")
@@ -195,7 +195,7 @@ def test_reused_states_equal_a_clean_pass_after_rejections(family: str) -> None:
     model = target(family)
     worst: list[float] = []
 
-    class Watch(loop.Law):
+    class Watch(loop.BlockDistributions):
         def __init__(self, row: Any, draft: Any, logits: Tensor, weight: float | None = None) -> None:
             super().__init__(row, draft, logits, weight)
             with torch.no_grad():
@@ -203,7 +203,7 @@ def test_reused_states_equal_a_clean_pass_after_rejections(family: str) -> None:
             worst.append(float((clean - logits).abs().max()))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "Law", Watch)
+        patch.setattr(loop, "BlockDistributions", Watch)
         ids, mask = padded([X, tiny.ids(4, 15), tiny.ids(5, 2)])
         result = spec(model, ids, attention_mask=mask, max_new_tokens=30, assistant_early_exit=2, **STEADY)
     assert len(worst) > 15
@@ -266,9 +266,17 @@ class Interrupt(LogitsProcessor):
 def test_STA_01_an_interrupt_leaves_the_model_as_it_was(call: int) -> None:
     model = tiny.llama()
     expected, before = plain(model, X, max_new_tokens=8), snapshot(model)
-    with pytest.raises(KeyboardInterrupt):
-        spec(model, X, max_new_tokens=20, assistant_early_exit=2,
-             logits_processor=LogitsProcessorList([Interrupt(call)]), **STEADY)  # fmt: skip
+    with pytest.raises(KeyboardInterrupt) as caught:
+        spec(
+            model,
+            X,
+            max_new_tokens=20,
+            assistant_early_exit=2,
+            logits_processor=LogitsProcessorList([Interrupt(call)]),
+            **STEADY,
+        )
+    partial = caught.value.partial_result  # type: ignore[attr-defined]
+    assert list(partial.ids) == expected[: call - 1]
     same(before, snapshot(model))
     assert model.config.num_hidden_layers == 4
     assert plain(model, X, max_new_tokens=8) == expected
@@ -289,13 +297,20 @@ def test_STA_02_exit_layers_outside_the_model_name_the_range(family: str) -> Non
 
 @pytest.mark.parametrize("name", [name for name in OTHERS if name != "RwkvForCausalLM"])
 def test_STA_02_other_architectures_work_or_are_refused_by_name(name: str) -> None:
-    """A refusal names the class and comes before the first token; the model is as before in either case."""
+    """Refused models are named by their class before the first token. In either case the model is unchanged."""
     model = tiny._build(name, 0, **{**tiny._shape(64, layers=2), **OTHERS[name]})
     expected, seen = plain(model, X, max_new_tokens=16), []
     for k in (1, 4):
         try:
-            result = spec(model, X, max_new_tokens=16, assistant_early_exit=1, num_assistant_tokens=k,
-                          on_step=seen.append, **STEADY)  # fmt: skip
+            result = spec(
+                model,
+                X,
+                max_new_tokens=16,
+                assistant_early_exit=1,
+                num_assistant_tokens=k,
+                on_step=seen.append,
+                **STEADY,
+            )
         except ValueError as refusal:
             assert name in str(refusal)  # noqa: PT017
             assert not seen
@@ -330,15 +345,15 @@ def test_STA_02_an_encoder_decoder_is_refused_by_name() -> None:
 
 
 def test_layers_that_share_keys_across_the_exit_draft_with_a_cache_of_their_own() -> None:
-    """Gemma 4's last layers read keys of earlier ones: where the exit parts them, nothing can be reused, and the text is the same."""
+    """Gemma 4's last layers read keys of earlier ones. An exit between the two reuses nothing; the text is the same."""
     model, reused = checkpoints.gemma4_target(), []
     expected = plain(model, X, max_new_tokens=12)
     for exit in range(1, 6):
         with counted(model) as widths:
             result = spec(model, X, max_new_tokens=12, assistant_early_exit=exit, **STEADY)
         assert list(result.ids) == expected and result.num_draft_tokens
-        # The first layer runs once per token where its work is reused, else also for each verification. The halves are compared
-        # first, on two tokens, which takes it up to six more.
+        # The first layer runs once per token if its work is reused, else again for each verification. Before that, the
+        # two halves are compared on two tokens, which takes up to six more.
         reused.append(sum(widths[0]) - sum(widths[-1]) <= 6)
     assert reused == [True, True, False, False, False]
 
@@ -360,13 +375,13 @@ class _Uneven(Constant):
         super().__init__(k)
         self.asked = k
 
-    def length(self, signal: int = 0) -> int:
+    def length(self, match_length: int = 0) -> int:
         self.asked += 1
         return (0, 3, 2, 0, 0, 4)[(self.asked * self.asked) % 6]
 
 
 class _PerRow(LogitsProcessor):  # type: ignore[misc]
-    """Foreign, so that the rows grow in step."""
+    """A processor that specnb does not know, so that all rows of a step have drafts of the same length."""
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores + 0.001 * torch.arange(64) * torch.arange(1, len(ids) + 1)[:, None]
@@ -374,7 +389,7 @@ class _PerRow(LogitsProcessor):  # type: ignore[misc]
 
 @pytest.mark.parametrize("exit", [1, 2, 3])
 def test_drafts_that_are_cut_to_nothing_leave_no_states(exit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that grow in step drop what the shortest draft does not have; the lower layers ran for it all the same."""
+    """Rows with drafts of one length drop what the shortest draft lacks, although the lower layers ran for it."""
     monkeypatch.setitem(SCHEDULES, "constant", _Uneven)
     model = tiny.family("gemma3")
     for seed in range(5):

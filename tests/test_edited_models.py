@@ -1,4 +1,4 @@
-"""A model that was edited between calls, or whose forward was replaced: the text is always that of the model as it is now."""
+"""Models edited between calls, or with a replaced forward: the text is that of the model as it is at the call."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import specnb
-from specnb.decoding import packed
+from specnb.runtime import prepacked_linear
 
 X = tiny.ids(0, 9)
 METHODS: dict[str, dict[str, Any]] = {
-    "plain": {}, "prompt lookup": {"prompt_lookup_num_tokens": 4}, "early exit": {"assistant_early_exit": 2, **STEADY},
-}  # fmt: skip
+    "plain": {},
+    "prompt lookup": {"prompt_lookup_num_tokens": 4},
+    "early exit": {"assistant_early_exit": 2, **STEADY},
+}
 
 
 class Lora(nn.Module):
@@ -67,17 +69,15 @@ def another_scaling(model: PreTrainedModel) -> None:
 EDITS = [adapters, another_mlp, another_norm, another_head, other_embeddings, another_scaling]
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("prepacked", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("edit", EDITS)
 def test_the_model_is_taken_as_it_is_now(
-    edit: Callable[[PreTrainedModel], None], method: str, packed: bool, monkeypatch: pytest.MonkeyPatch
+    edit: Callable[[PreTrainedModel], None], method: str, prepacked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specnb.decoding import packed as weights
-
-    monkeypatch.setattr(weights, "_pays_from", lambda layer, size: 1)
+    monkeypatch.setattr(prepacked_linear, "_pays_from", lambda layer, size: 1)
     model = tiny.llama(vocab=64)
-    if packed:
+    if prepacked:
         specnb.pack(model)
     before = plain(model, X, max_new_tokens=20)
     assert list(spec(model, X, max_new_tokens=20, **METHODS[method]).ids) == before
@@ -107,10 +107,10 @@ def negated(module: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "model", "model.layers.2", "model.layers.2.mlp", "lm_head"])
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_replaced_forward_is_kept_or_the_method_refused(path: str, packed: bool) -> None:
+@pytest.mark.parametrize("prepacked", [False, True])
+def test_a_replaced_forward_is_kept_or_the_method_refused(path: str, prepacked: bool) -> None:
     model = tiny.llama()
-    if packed:
+    if prepacked:
         specnb.pack(model)
     before = plain(model, X, max_new_tokens=16)
     negated(model.get_submodule(path))
@@ -142,7 +142,7 @@ def test_a_subclass_with_a_forward_of_unnamed_arguments() -> None:
 
 
 def test_a_compiled_model() -> None:
-    """Compiled in place it decodes with every part a method needs; torch.compile()'s wrapper is refused with what to give instead."""
+    """A model compiled in place works with every method; the wrapper of torch.compile() is refused with advice."""
     model = tiny.llama()
     expected = plain(model, X, max_new_tokens=12)
     with pytest.raises(ValueError, match=r"torch.compile\(\) made of a LlamaForCausalLM; give the model itself"):
@@ -202,7 +202,7 @@ def test_what_is_patched_for_all_models(edit: Callable[[pytest.MonkeyPatch], Non
     model = tiny.llama()
     if pack:
         specnb.pack(model)
-    kept = packed._PACKED.get(model)
+    kept = prepacked_linear._PACKED.get(model)
     before = plain(model, X, max_new_tokens=16)
     for options in METHODS.values():
         assert list(spec(model, X, max_new_tokens=16, **options).ids) == before
@@ -212,7 +212,7 @@ def test_what_is_patched_for_all_models(edit: Callable[[pytest.MonkeyPatch], Non
         assert after != before
         for options in METHODS.values():
             assert list(spec(model, X, max_new_tokens=16, **options).ids) == after
-        assert packed._PACKED.get(model) is kept  # not let go
+        assert prepacked_linear._PACKED.get(model) is kept  # kept all the time
     for options in METHODS.values():
         assert list(spec(model, X, max_new_tokens=16, **options).ids) == before
 

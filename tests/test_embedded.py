@@ -18,11 +18,11 @@ from transformers.utils import logging as hf_logging
 
 import specnb
 from specnb.models import embedded
-from specnb.models.embedded.training import data, gemma4, glm4_moe, measure, tokenizers
-from specnb.models.embedded.training.train import RECIPES
 from specnb.models.mtp import load_mtp
 from specnb.models.registry import REGISTERED
 from specnb.text import prompt_inputs
+from tools.embedded_models import data, gemma4, glm4_moe, measure, tokenizers
+from tools.embedded_models.train import RECIPES
 
 NAMES = sorted(embedded.CARDS)
 FILES = {
@@ -93,7 +93,7 @@ def test_card_and_log(name: str) -> None:
     assert (
         card.startswith("---\nlicense: apache-2.0\n")
         and "| licence | Apache-2.0 |" in card
-        and "training/data.py" in card
+        and "tools/embedded_models/data.py" in card
     )
     assert not re.search(r"[{}]|/(work|tmp|home)/", card.replace("`{}`", ""))
     for entry in results["measures"]:

@@ -9,16 +9,16 @@ import pytest
 import test_sampling
 import tiny
 import torch
-from checks import STEADY, consistent, no_forward, padded, plain, spec
+from checks import STEADY, consistent, no_forward, padded, plain, spec, true_shares
 from test_sampling import PROMPT, SETTINGS, VOCAB, warpers
 from torch import Tensor
 from transformers import PreTrainedModel
 
 import specnb
 from specnb.decoding.contracts import Draft, Row
-from specnb.decoding.probabilities import Law, Processors
+from specnb.decoding.distributions import BlockDistributions, Processors
 from specnb.decoding.schedules import Constant
-from specnb.decoding.verify import acceptance, block_lengths, block_residual, residual
+from specnb.decoding.verifiers import acceptance, block_acceptance, block_residual, residual
 
 T, D = test_sampling.target(), test_sampling.draft()
 G_T = tiny.llama()
@@ -26,78 +26,80 @@ G_D = tiny.noisy(G_T, 0.1)
 X = tiny.ids(0, 7)
 
 
-# ---------------------------------------------------------------- the rule, exactly
-def random_law(seed: int, n: int = 6, zeros: int = 0) -> Tensor:
+# ---------------------------------------------------------------- the mixed distribution, exactly
+def random_distribution(seed: int, n: int = 6, zeros: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    law = torch.rand(n, generator=generator, dtype=torch.float64)
-    law[torch.randperm(n, generator=generator)[:zeros]] = 0
-    return law / law.sum()
+    weights = torch.rand(n, generator=generator, dtype=torch.float64)
+    weights[torch.randperm(n, generator=generator)[:zeros]] = 0
+    return weights / weights.sum()
 
 
-def laws_of(w: float, p_logits: Tensor, q: Tensor, drafted: list[int]) -> list[Tensor]:
-    """What the verifier follows at each position of a block, by the engine's own Law."""
+def verified_probs(w: float, p_logits: Tensor, q: Tensor, drafted: list[int]) -> list[Tensor]:
+    """The distributions that the verifier follows at each position of a block, by specnb's BlockDistributions."""
     row = Row(0, [1, 2, 3], 10, torch.Generator(), Processors(), Constant(0))
-    law = Law(row, Draft(drafted, q), p_logits, w)
-    return [law.probs(i) for i in range(len(drafted) + 1)]
+    block = BlockDistributions(row, Draft(drafted, q), p_logits, w)
+    return [block.target_probs(i) for i in range(len(drafted) + 1)]
 
 
 @pytest.mark.parametrize("w", [0.05, 0.25, 0.75, 0.999])
 @pytest.mark.parametrize("zeros", [0, 2, 4])
-def test_SMP_05_the_output_law_is_the_mix_exactly(w: float, zeros: int) -> None:
-    """Enumerated over drafted tokens and decisions; the law of the token that comes out is w p + (1 - w) q."""
+def test_SMP_05_the_output_distribution_is_the_mix_exactly(w: float, zeros: int) -> None:
+    """Enumerated over drafted tokens and decisions; the distribution of the token that comes out is w p + (1 - w) q."""
     for seed in range(8):
-        logits, q = random_law(seed + 50, zeros=zeros // 2).log().float(), random_law(seed, zeros=zeros)
+        logits = random_distribution(seed + 50, zeros=zeros // 2).log().float()
+        q = random_distribution(seed, zeros=zeros)
         p = logits.softmax(-1).double()
         out, mixed = torch.zeros(6, dtype=torch.float64), w * p + (1 - w) * q
         for x in range(6):
             if q[x] == 0:
                 continue
-            v = laws_of(w, logits[None].repeat(2, 1), q[None], [x])[0].double()
+            v = verified_probs(w, logits[None].repeat(2, 1), q[None], [x])[0].double()
             assert (v - mixed).abs().max() < 1e-7
             accept = float(acceptance(v, q, x))
             out[x] += q[x] * accept
             out += q[x] * (1 - accept) * residual(v, q, x)
         assert (out - mixed).abs().max() < 1e-7
-        assert (laws_of(w, logits[None].repeat(2, 1), q[None], [int(q.argmax())])[1].double() - p).abs().max() < 1e-7
+        bonus = verified_probs(w, logits[None].repeat(2, 1), q[None], [int(q.argmax())])[1].double()
+        assert (bonus - p).abs().max() < 1e-7
 
 
 def test_SMP_05_block_verification_follows_the_mix_too() -> None:
-    """Two drafted positions: the joint law of the first two tokens is v1 v2, enumerated."""
+    """Two drafted positions: the joint distribution of the first two tokens is v1 v2, enumerated."""
     w, n = 0.6, 4
-    q = torch.stack([random_law(1, n), random_law(2, n)])
-    logits = torch.stack([random_law(3, n), random_law(4, n), random_law(5, n)]).log().float()
+    q = torch.stack([random_distribution(1, n), random_distribution(2, n)])
+    logits = torch.stack([random_distribution(seed, n) for seed in (3, 4, 5)]).log().float()
     p = logits.softmax(-1).double()
     v = [w * p[i] + (1 - w) * q[i] for i in range(2)]
     joint = torch.zeros(n, n, dtype=torch.float64)
     for a in range(n):
         for b in range(n):
-            laws = [law.double() for law in laws_of(w, logits, q, [a, b])]
-            weights, h = block_lengths(laws, list(q), [a, b])
+            mixed = [probs.double() for probs in verified_probs(w, logits, q, [a, b])]
+            weights, h = block_acceptance(mixed, list(q), [a, b])
             chance = q[0][a] * q[1][b]
             two = h[2]
             one = (1 - two) * h[1]
             joint[a, b] += chance * two
-            joint[a] += chance * one * block_residual(weights[1], laws[1], q[1], b)
+            joint[a] += chance * one * block_residual(weights[1], mixed[1], q[1], b)
             none = (1 - two) * (1 - h[1])
-            first = block_residual(weights[0], laws[0], q[0], a)
+            first = block_residual(weights[0], mixed[0], q[0], a)
             joint += chance * none * first[:, None] * v[1][None]  # the next step drafts again: the mix once more
     assert (joint.sum(1) - v[0]).abs().max() < 1e-7
     assert (joint - v[0][:, None] * v[1][None]).abs().max() < 1e-6
 
 
 def test_distances_are_total_variations() -> None:
-    logits, q = random_law(3).log().float(), random_law(9)
+    logits, q = random_distribution(3).log().float(), random_distribution(9)
     row = Row(0, [1, 2, 3], 10, torch.Generator(), Processors(), Constant(0))
-    law = Law(row, Draft([1], q[None]), logits[None].repeat(2, 1), 0.25)
-    mixed, p = law.probs(0).double(), logits.softmax(-1).double()
-    law.probs(1)
-    assert law.distances == pytest.approx([float((mixed - p).abs().sum() / 2)])
+    block = BlockDistributions(row, Draft([1], q[None]), logits[None].repeat(2, 1), 0.25)
+    mixed, p = block.target_probs(0).double(), logits.softmax(-1).double()
+    block.target_probs(1)
+    assert block.distances == pytest.approx([float((mixed - p).abs().sum() / 2)])
 
 
 # ---------------------------------------------------------------- end to end
 @cache
-def mixed_law(setting: str, w: float) -> Tensor:
-    """Joint law `[vocab ** 3]` of three tokens that are all drafted, the first of them before the target saw the prompt."""
+def mixed_distribution(setting: str, w: float) -> Tensor:
+    """Joint distribution `[vocab ** 3]` of three drafted tokens, the first drafted before the target saw the prompt."""
     processors, joint, texts = warpers(SETTINGS[setting]), torch.ones(1, dtype=torch.float64), PROMPT
     for _ in range(3):
         with torch.no_grad():
@@ -114,25 +116,31 @@ def sampled(setting: str, w: float, runs: int = 1536, k: int = 4, **options: Any
     while len(texts) < runs:
         prompts = PROMPT.repeat(512, 1)
         result = specnb.generate(
-            T, prompts, attention_mask=torch.ones_like(prompts), do_sample=True, max_new_tokens=4, seed=10**6 + len(texts),
-            assistant_model=D, num_assistant_tokens=k, assistant_ensemble_weight=w, **STEADY, **SETTINGS[setting], **options,
-        )  # fmt: skip
+            T,
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=True,
+            max_new_tokens=4,
+            seed=10**6 + len(texts),
+            assistant_model=D,
+            num_assistant_tokens=k,
+            assistant_ensemble_weight=w,
+            **STEADY,
+            **SETTINGS[setting],
+            **options,
+        )
         texts += [row.ids[:3] for row in result.rows]
     return texts
 
 
-def follows(texts: list[tuple[int, ...]], law: Tensor) -> bool:
-    """Within what a true sample of that size exceeds in 1 of 1,000 cases, for the first, the first two and all three."""
-    generator = torch.Generator().manual_seed(0)
-    n, edges = len(texts), law.cumsum(0).clamp(max=1)
-    simulated = torch.stack([
-        torch.searchsorted(edges, torch.rand(n, generator=generator, dtype=torch.float64)).clamp(max=len(law) - 1)
-        .bincount(minlength=len(law)) for _ in range(1000)
-    ]) / n  # fmt: skip
-    seen = (torch.tensor(texts) @ torch.tensor([VOCAB**2, VOCAB, 1])).bincount(minlength=len(law)).double() / n
+def follows(texts: list[tuple[int, ...]], joint: Tensor) -> bool:
+    """Whether the distances for 1, 2 and 3 tokens are those of 999 of 1,000 true samples of that size, or less."""
+    n = len(texts)
+    simulated = true_shares(joint, n, 1000)
+    seen = (torch.tensor(texts) @ torch.tensor([VOCAB**2, VOCAB, 1])).bincount(minlength=len(joint)).double() / n
     for size in (1, 2, 3):
         shape = (VOCAB**size, -1)
-        true = law.unflatten(-1, shape).sum(-1)
+        true = joint.unflatten(-1, shape).sum(-1)
         noise = ((simulated.unflatten(-1, shape).sum(-1) - true).abs().sum(-1) / 2).quantile(0.999)
         if (seen.unflatten(-1, shape).sum(-1) - true).abs().sum() / 2 >= noise:
             return False
@@ -142,11 +150,11 @@ def follows(texts: list[tuple[int, ...]], law: Tensor) -> bool:
 @pytest.mark.parametrize("w", [0.25, 0.75, 0.999])
 @pytest.mark.parametrize("setting", ["plain", "all"])
 def test_SMP_05_sampling_follows_the_mix(setting: str, w: float) -> None:
-    """Also over processed laws; nothing outside the union of their supports ever comes out."""
+    """Also over processed distributions; nothing outside the union of their supports ever comes out."""
     texts = sampled(setting, w)
-    law = mixed_law(setting, w)
-    assert follows(texts, law)
-    assert all(law[a * VOCAB**2 + b * VOCAB + c] > 0 for a, b, c in set(texts))
+    joint = mixed_distribution(setting, w)
+    assert follows(texts, joint)
+    assert all(joint[a * VOCAB**2 + b * VOCAB + c] > 0 for a, b, c in set(texts))
     if w == 0.25:
         assert not follows(texts, test_sampling.exact(setting))  # the comparison tells the mix from the target
     if w == 0.999:
@@ -154,7 +162,7 @@ def test_SMP_05_sampling_follows_the_mix(setting: str, w: float) -> None:
 
 
 def test_SMP_05_block_verification_end_to_end() -> None:
-    assert follows(sampled("plain", 0.5, verification="block"), mixed_law("plain", 0.5))
+    assert follows(sampled("plain", 0.5, verification="block"), mixed_distribution("plain", 0.5))
 
 
 @pytest.mark.parametrize("w", [0.5, 0.25, 0.01])
@@ -201,8 +209,16 @@ def test_rows_are_their_single_runs() -> None:
 # ---------------------------------------------------------------- the mark and the distances
 def test_SMP_05_the_result_says_that_it_is_lossy() -> None:
     for sample in (False, True):
-        result = specnb.generate(G_T, X, do_sample=sample, seed=1, max_new_tokens=20, assistant_model=G_D,
-                                 assistant_ensemble_weight=0.5, **STEADY)  # fmt: skip
+        result = specnb.generate(
+            G_T,
+            X,
+            do_sample=sample,
+            seed=1,
+            max_new_tokens=20,
+            assistant_model=G_D,
+            assistant_ensemble_weight=0.5,
+            **STEADY,
+        )
         assert result.lossy
         assert result.options["assistant_ensemble_weight"] == 0.5
         again = specnb.GenerationResult.from_json(result.to_json())
@@ -239,13 +255,13 @@ def test_SMP_05_weights_outside_are_refused_by_name(w: Any) -> None:
         specnb.Method("draft_model", assistant_ensemble_weight=w)
 
 
-def test_SMP_05_a_drafter_without_a_law_is_refused_by_name() -> None:
+def test_SMP_05_a_drafter_without_a_distribution_is_refused_by_name() -> None:
     for how in ({"prompt_lookup_num_tokens": 3}, {"method": "prompt_lookup"}, {"method": "plain"}, {}):
         with no_forward(G_T), pytest.raises(ValueError, match="assistant_ensemble_weight"):
             spec(G_T, X, max_new_tokens=5, assistant_ensemble_weight=0.05, **how)
 
 
-def test_SMP_05_greedy_between_tokenizers_has_a_law_or_is_refused() -> None:
+def test_SMP_05_greedy_between_tokenizers_has_a_distribution_or_is_refused() -> None:
     """w = 0.05 is never ignored silently: the argmax of the mix over the shared tokens, or an error that names it."""
     one, two = tiny.byte_tokenizer(), tiny.sp_tokenizer()
     target, draft = tiny.llama(vocab=len(one), layers=2), tiny.llama(vocab=len(two), layers=2, seed=3)
@@ -269,7 +285,7 @@ def others() -> list[tuple[PreTrainedModel, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["early exit", "MTP", "Gemma 4"])
-def test_every_drafter_with_a_law_can_be_mixed(which: int) -> None:
+def test_every_drafter_with_a_distribution_can_be_mixed(which: int) -> None:
     model, how = others()[which]
     sure = spec(model, X, max_new_tokens=30, assistant_ensemble_weight=1e-4, **how, **STEADY)
     even = spec(model, X, max_new_tokens=30, assistant_ensemble_weight=0.999999, **how, **STEADY)

@@ -12,9 +12,10 @@ import torch
 from checks import EAGER, consistent, no_forward, padded, plain, spec
 from transformers import PreTrainedModel, WatermarkingConfig
 
-from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Row
-from specnb.decoding.probabilities import Processors
+from specnb.decoding.distributions import Processors
+from specnb.decoding.lm.cached_lm import CachedLM
+from specnb.decoding.lm.model_inputs import CacheSize
 from specnb.decoding.schedules import Constant
 
 VOCAB = 64
@@ -105,7 +106,7 @@ def test_greedy_equals_plain(family: str) -> None:
 
 
 def test_the_draws_have_teeth() -> None:
-    """Options change the text, and drafts are accepted and rejected: equality is not for want of anything to differ."""
+    """Options change the text, and drafts are both accepted and rejected: the comparisons have something to find."""
     changed = drafted = accepted = 0
     for draw in range(30):
         rng = random.Random(f"llama {draw}")
@@ -210,23 +211,46 @@ def test_right_padding_is_cut_off() -> None:
 # Where a model builds masks or positions of its own, rows are refused; what runs is right.
 OTHERS: dict[str, dict[str, Any]] = {
     "OPTForCausalLM": {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.3},
-    "GPTNeoForCausalLM": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 6},
+    "GPTNeoForCausalLM": {
+        "num_layers": 2,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 6,
+    },
     "BloomForCausalLM": {"n_layer": 2, "n_head": 4},
     "FalconForCausalLM": {"alibi": True, "new_decoder_architecture": False},
     "MptForCausalLM": {"d_model": 32, "n_heads": 4, "n_layers": 2, "use_cache": True},
-    "BartForCausalLM": {"d_model": 32, "decoder_layers": 2, "decoder_ffn_dim": 64, "decoder_attention_heads": 4, "init_std": 0.3,
-                        "is_decoder": True, "is_encoder_decoder": False},
-    "Llama4ForCausalLM": {"head_dim": 8, "attention_chunk_size": 6, "num_local_experts": 2, "intermediate_size_mlp": 64,
-                          "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]},
+    "BartForCausalLM": {
+        "d_model": 32,
+        "decoder_layers": 2,
+        "decoder_ffn_dim": 64,
+        "decoder_attention_heads": 4,
+        "init_std": 0.3,
+        "is_decoder": True,
+        "is_encoder_decoder": False,
+    },
+    "Llama4ForCausalLM": {
+        "head_dim": 8,
+        "attention_chunk_size": 6,
+        "num_local_experts": 2,
+        "intermediate_size_mlp": 64,
+        "layer_types": ["chunked_attention", "full_attention"],
+        "no_rope_layers": [1, 0],
+    },
     "Gemma2ForCausalLM": {"head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 8},
-    "GptOssForCausalLM": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6,
-                          "layer_types": ["sliding_attention", "full_attention"],
-                          "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "GptOssForCausalLM": {
+        "head_dim": 8,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    },
     "Phi3ForCausalLM": {"sliding_window": 6},
     "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0]},
     "OpenAIGPTLMHeadModel": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "initializer_range": 0.5},
     "RwkvForCausalLM": {"attention_hidden_size": 32},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -259,31 +283,47 @@ def test_other_architectures_are_exact_or_refused(name: str) -> None:
 RECURRENT: dict[str, dict[str, Any]] = {
     "MambaForCausalLM": {},
     "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
-    "RecurrentGemmaForCausalLM": {"lru_width": 32, "attention_window_size": 6, "block_types": ["recurrent", "attention"]},
-    "JambaForCausalLM": {"num_experts": 2, "attn_layer_offset": 1, "attn_layer_period": 2, "expert_layer_period": 2,
-                         "expert_layer_offset": 1, "use_mamba_kernels": False, "mamba_dt_rank": 4},
-}  # fmt: skip
+    "RecurrentGemmaForCausalLM": {
+        "lru_width": 32,
+        "attention_window_size": 6,
+        "block_types": ["recurrent", "attention"],
+    },
+    "JambaForCausalLM": {
+        "num_experts": 2,
+        "attn_layer_offset": 1,
+        "attn_layer_period": 2,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "use_mamba_kernels": False,
+        "mamba_dt_rank": 4,
+    },
+}
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_recurrent_layers_are_refused_by_name(name: str) -> None:
-    """Nothing drafts for them, and they draft for nobody; plain decoding takes nothing back, so they can do that."""
+def test_recurrent_layers(name: str) -> None:
+    """They are drafted for and draft. RecurrentGemma, whose states are in its modules, is refused by name."""
     model = tiny._build(name, 0, **{**tiny._shape(VOCAB, layers=2), **RECURRENT[name]})
-    for role, how in (
-        ("target", lambda: spec(model, tiny.ids(0, 5), max_new_tokens=4, method="prompt_lookup")),
-        ("target", lambda: spec(model, tiny.ids(0, 5), max_new_tokens=4, assistant_model=tiny.llama())),
-        ("draft model", lambda: spec(tiny.llama(), tiny.ids(0, 5), max_new_tokens=4, assistant_model=model)),
+    llama, ids = tiny.llama(), tiny.ids(0, 5)
+    expected = plain(model, ids, max_new_tokens=12)
+    assert list(spec(model, ids, max_new_tokens=12, method="plain").ids) == expected
+    for role, target, how in (
+        ("target", model, {"method": "prompt_lookup"}),
+        ("target", model, {"assistant_model": llama}),
+        ("draft model", llama, {"assistant_model": model}),
     ):
-        with no_forward(model), pytest.raises(ValueError, match=f"the {role} \\({name}\\).*running state") as refusal:
-            how()
-        assert "\n" not in str(refusal.value)
-    assert list(spec(model, tiny.ids(0, 5), max_new_tokens=12, method="plain").ids) == plain(
-        model, tiny.ids(0, 5), max_new_tokens=12
-    )
+        if name == "RecurrentGemmaForCausalLM":
+            refused = pytest.raises(ValueError, match=f"the {role} \\({name}\\).*running state")
+            with no_forward(model), refused as refusal:
+                spec(target, ids, max_new_tokens=12, **how)
+            assert "\n" not in str(refusal.value)
+        else:
+            right = expected if target is model else plain(llama, ids, max_new_tokens=12)
+            assert list(spec(target, ids, max_new_tokens=12, **how).ids) == right
 
 
 def test_conv_states_are_rolled_back() -> None:
-    """LFM2's states are kept until a draft is judged, as in transformers' own assisted decoding."""
+    """LFM2's states are kept until a draft is verified, as in transformers' own assisted decoding."""
     model = tiny._build("Lfm2ForCausalLM", 0, **tiny._shape(VOCAB, layers=2), layer_types=["conv", "full_attention"])
     prompts = [tiny.ids(seed, n) for seed, n in ((1, 5), (2, 12), (3, 8))]
     expected = [plain(model, prompt, max_new_tokens=16) for prompt in prompts]
@@ -319,11 +359,11 @@ def differences(
 @pytest.mark.parametrize("lengths", [[1], [9], [5, 12, 8], [2, 30]], ids=str)
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma4 shared"])
 def test_rollback_equals_recomputation(family: str, lengths: list[int]) -> None:
-    """Random proposals, of which random prefixes stand; rows leave on the way. Windows (6) are passed many times."""
+    """Random drafts of which random prefixes are accepted; rows leave midway. The window (6) is passed many times."""
     model = tiny.gemma4(shared=2, per_layer=8) if family == "gemma4 shared" else target(family)
     rng = random.Random(f"{family} {lengths}")
     rows = [a_row(i, tiny.ids(i + 20, n)[0].tolist()) for i, n in enumerate(lengths)]
-    lm = CachedLM(model, rows, capacity=rng.choice([0, 8, 200]), prefill_chunk_size=rng.choice([None, 4]))
+    lm = CachedLM(model, rows, CacheSize(rng.choice([0, 8, 200]), rng.choice([None, 4])))
     for turn in range(14):
         if turn == 9 and len(rows) > 1:
             rows.pop(rng.randrange(len(rows)))
@@ -331,8 +371,8 @@ def test_rollback_equals_recomputation(family: str, lengths: list[int]) -> None:
         keep = [rng.randint(1, len(more) + 1) for more in extra]
         assert differences(model, rows, extra, keep, lm.logits(rows, extra, keep)) < 1e-5
         for row, more in zip(rows, extra, strict=True):
-            stands = rng.randint(0, len(more))
-            row.ids += [*more[:stands], rng.randrange(3, VOCAB)] if rng.random() < 0.9 else more[:stands]
+            accepted = rng.randint(0, len(more))
+            row.ids += [*more[:accepted], rng.randrange(3, VOCAB)] if rng.random() < 0.9 else more[:accepted]
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma3", "gemma4"])

@@ -16,7 +16,7 @@ from families.run import IMAGES, KINDS, isolated
 
 import specnb
 
-RESULTS = report.LIST.parent.parent / "tests" / "results"
+RESULTS = report.RESULTS
 TODAY = os.environ.get("SPECNB_FAMILIES_SEED", datetime.date.today().isoformat())
 SOME = 25
 LISTED = json.loads(report.LIST.read_text())
@@ -77,7 +77,7 @@ def test_a_wrong_text_is_found_and_unlists_its_family() -> None:
     wrong = {"family": "b", "model_type": "a", "cells": cells | {"lookup": {"verdict": WRONG}}}
     refused = {"family": "c", "model_type": "c", "cells": {"plain": {"verdict": REFUSED}}}
     assert report.is_right(right) and not report.is_right(wrong) and not report.is_right(refused)
-    assert report.is_right(partly)  # nothing is wrong with it, but the trial may be what refuses
+    assert report.is_right(partly)  # nothing is wrong with it, but the block check may refuse it
     assert report.right_types([right, refused, partly]) == ["a"]
     assert report.right_types([right, wrong]) == []
 

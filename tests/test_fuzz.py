@@ -117,17 +117,17 @@ def test_a_sampled_text_that_the_seed_does_not_decide_is_found(monkeypatch: pyte
     assert judge(Draw(method="prompt_lookup", seed=1)).kind == "seed"
 
 
-def test_another_law_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_distribution_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampling that forgets the temperature."""
     sampled = Draw(method="draft_model", seed=1, sampling={"temperature": 0.5}, drafting={"num_assistant_tokens": 2})
     right = judge(sampled)
-    assert (right.kind, right.detail) == ("law", "compared")
+    assert (right.kind, right.detail) == ("distribution", "compared")
 
     def generate(model: Any, *args: Any, **options: Any) -> Any:
         return OURS(model, *args, **options | {"temperature": 1.0})
 
     monkeypatch.setattr(specnb, "generate", generate)
-    assert judge(sampled).kind == "another law"
+    assert judge(sampled).kind == "another distribution"
 
 
 def test_a_finding_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:

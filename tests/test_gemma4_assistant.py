@@ -42,10 +42,10 @@ def drafter(ordered: bool = False, name: str = "shared keys") -> PreTrainedModel
 
 @torch.no_grad()
 def clean(model: PreTrainedModel, assistant: PreTrainedModel, ids: list[int], drafted: list[int]) -> Tensor:
-    """Logits `[k, vocab]` of what `assistant` drafts after `ids`: a fresh pass of the target, then the assistant, step by step.
+    """Logits `[k, vocab]` of what `assistant` drafts after `ids`: a fresh pass of the target, then the drafter's steps.
 
-    The target's keys are those of all tokens but the last, which it has not seen; windowed ones no further back than the
-    window reaches from the last token.
+    The target's keys are those of all tokens but the last, which the target has not seen. Keys of windowed layers go no
+    further back than the window does, counted from the last token.
     """
     seen = torch.tensor([ids[:-1]])
     out = model(seen, output_hidden_states=True, return_shared_kv_states=True, use_cache=False)
@@ -54,8 +54,12 @@ def clean(model: PreTrainedModel, assistant: PreTrainedModel, ids: list[int], dr
     position = torch.tensor([[len(ids) - 1]])
     for next_token in drafted:
         embedded = model.get_input_embeddings()(torch.tensor([[token]]))
-        step = assistant(inputs_embeds=torch.cat([embedded, state], -1), position_ids=position, attention_mask=None,
-                         shared_kv_states=shared)  # fmt: skip
+        step = assistant(
+            inputs_embeds=torch.cat([embedded, state], -1),
+            position_ids=position,
+            attention_mask=None,
+            shared_kv_states=shared,
+        )
         logits.append(step.logits[0, -1])
         state, token = step.last_hidden_state, next_token
     return torch.stack(logits)
@@ -124,8 +128,15 @@ def test_drafts_equal_those_of_a_clean_pass(name: str, ordered: bool) -> None:
     for prompt in (*PROMPTS, tiny.ids(5, GEMMA_WINDOW - 2)):
         for k in (1, 4):
             with drafting() as drafts:
-                result = spec(model, prompt, max_new_tokens=40, assistant_model=assistant, num_assistant_tokens=k,
-                              prefill_chunk_size=6, **STEADY)  # fmt: skip
+                result = spec(
+                    model,
+                    prompt,
+                    max_new_tokens=40,
+                    assistant_model=assistant,
+                    num_assistant_tokens=k,
+                    prefill_chunk_size=6,
+                    **STEADY,
+                )
             assert len(drafts) == sum(bool(step.drafted) for step in result.steps)
             check(drafts, model, assistant)
             lengths |= {len(ids) for ids, _, _ in drafts}
@@ -145,8 +156,16 @@ def test_drafts_of_rows_equal_those_of_a_clean_pass() -> None:
             eos = [free[order[0]][4], free[order[1]][15]]
             ids, mask = padded(prompts)
             with drafting() as drafts:
-                result = spec(model, ids, attention_mask=mask, max_new_tokens=30, eos_token_id=eos, assistant_model=assistant,
-                              num_assistant_tokens=3, **STEADY)  # fmt: skip
+                result = spec(
+                    model,
+                    ids,
+                    attention_mask=mask,
+                    max_new_tokens=30,
+                    eos_token_id=eos,
+                    assistant_model=assistant,
+                    num_assistant_tokens=3,
+                    **STEADY,
+                )
             check(drafts, model, assistant)
             ends = sorted(len(row.ids) for row in result.rows)
             assert ends[0] < ends[-1]
@@ -163,9 +182,11 @@ def test_the_reference_tells_stale_keys_apart() -> None:
             out = model(torch.tensor([tokens]), return_shared_kv_states=True, use_cache=False)
             state = model(torch.tensor([ids[:-1]]), output_hidden_states=True).hidden_states[-1][:, -1:]
             wrong = assistant(
-                inputs_embeds=torch.cat([embed(torch.tensor([ids[-1:]])), state], -1), attention_mask=None,
-                position_ids=torch.tensor([[len(ids) - 1]]), shared_kv_states=out.shared_kv_states,
-            ).logits[0]  # fmt: skip
+                inputs_embeds=torch.cat([embed(torch.tensor([ids[-1:]])), state], -1),
+                attention_mask=None,
+                position_ids=torch.tensor([[len(ids) - 1]]),
+                shared_kv_states=out.shared_kv_states,
+            ).logits[0]
             assert (wrong - right).abs().max() > 1e-2
 
 
@@ -198,8 +219,15 @@ def test_the_confidence_threshold_applies() -> None:
     drafted = []
     for threshold in (0, 0.2, 0.5, 1):
         with drafting() as drafts:
-            result = spec(target(), X, max_new_tokens=40, assistant_model=drafter(), num_assistant_tokens=6,
-                          num_assistant_tokens_schedule="constant", assistant_confidence_threshold=threshold)  # fmt: skip
+            result = spec(
+                target(),
+                X,
+                max_new_tokens=40,
+                assistant_model=drafter(),
+                num_assistant_tokens=6,
+                num_assistant_tokens_schedule="constant",
+                assistant_confidence_threshold=threshold,
+            )
         drafted.append(result.num_draft_tokens / len(drafts))
         for _, tokens, logits in drafts:
             sure = logits.softmax(-1)[torch.arange(len(tokens)), torch.tensor(tokens)]
@@ -261,8 +289,17 @@ def test_an_image_passes_unharmed() -> None:
     from PIL import Image
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
-    tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
-             "head_dim": 8, "patch_size": 4, "pooling_kernel_size": 2, "position_embedding_size": 128}  # fmt: skip
+    tower = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "patch_size": 4,
+        "pooling_kernel_size": 2,
+        "position_embedding_size": 128,
+    }
     model = gemma4_target(composite=True, vision=tower)
     assistant = gemma4_drafter(model)
     process = Gemma4ImageProcessorPil(patch_size=4, pooling_kernel_size=2, max_soft_tokens=70)
@@ -320,9 +357,14 @@ def test_a_drafter_of_another_target_is_refused_naming_both(misfit: str) -> None
     model, assistant = target(), gemma4_drafter(target(), **other)
     for call in (
         lambda: spec(model, X, max_new_tokens=4, assistant_model=assistant),
-        lambda: model.generate(X, attention_mask=torch.ones_like(X), max_new_tokens=4, do_sample=False,
-                               custom_generate=specnb.decoder(assistant_model=assistant)),
-    ):  # fmt: skip
+        lambda: model.generate(
+            X,
+            attention_mask=torch.ones_like(X),
+            max_new_tokens=4,
+            do_sample=False,
+            custom_generate=specnb.decoder(assistant_model=assistant),
+        ),
+    ):
         with no_forward(model, assistant), pytest.raises(ValueError, match=said) as caught:
             call()
         assert "Gemma4AssistantForCausalLM" in str(caught.value)
@@ -339,10 +381,16 @@ def test_other_targets_are_refused_naming_both(family: str) -> None:
 def test_a_target_without_one_kind_of_layer_is_refused() -> None:
     model = transformers.Gemma4ForCausalLM(
         transformers.Gemma4TextConfig(
-            **tiny._shape(VOCAB, layers=2), head_dim=8, global_head_dim=8, layer_types=["full_attention"] * 2,
-            hidden_size_per_layer_input=0, vocab_size_per_layer_input=0, num_kv_shared_layers=0, enable_moe_block=False,
+            **tiny._shape(VOCAB, layers=2),
+            head_dim=8,
+            global_head_dim=8,
+            layer_types=["full_attention"] * 2,
+            hidden_size_per_layer_input=0,
+            vocab_size_per_layer_input=0,
+            num_kv_shared_layers=0,
+            enable_moe_block=False,
         )
-    ).eval()  # fmt: skip
+    ).eval()
     with no_forward(model, drafter()), pytest.raises(ValueError, match="sliding_attention|heads"):
         spec(model, X, max_new_tokens=4, assistant_model=drafter())
 

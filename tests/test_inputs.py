@@ -1,4 +1,4 @@
-"""What a call is given: a wrong model, prompt or option is refused before anything runs, in words that say what to do."""
+"""Inputs of a call: a wrong model, prompt or option is refused before anything runs; the message says what to do."""
 
 from __future__ import annotations
 
@@ -167,7 +167,8 @@ def test_a_saved_pair_comes_back_whole(tmp_path: Path) -> None:
     pair = specnb.load("tiny-llama", "tiny-llama-draft")
     specnb.save_pair(pair, tmp_path / "pair")
     again = specnb.load(tmp_path / "pair")
-    assert again.assistant is not None and again.assistant.num_parameters() == pair.assistant.num_parameters()  # type: ignore[union-attr]
+    assert again.assistant is not None and pair.assistant is not None
+    assert again.assistant.num_parameters() == pair.assistant.num_parameters()
     options = {"max_new_tokens": 12, "do_sample": False}
     assert specnb.generate(again, "Tell", **options).ids == specnb.generate(pair, "Tell", **options).ids
     with pytest.raises(ValueError, match="draft model of another pair"):

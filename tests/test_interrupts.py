@@ -1,4 +1,4 @@
-"""Whatever call of draft or verify fails, nothing of model, configs or tokenizer has changed; and two threads do not meet."""
+"""Failures at any call while drafting or verifying leave model, configs and tokenizer unchanged. Threads do not mix."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -55,7 +56,7 @@ WAYS = ["prompt lookup", "draft model", "early exit", "MTP", "Gemma 4", "univers
 
 
 def parts(name: str) -> list[nn.Module]:
-    """Modules of which each forward is a place to fail: first and last layers, norms and heads of all models involved."""
+    """The modules whose forwards are made to fail: first and last layers, norms and heads of all models involved."""
     model, _, models = way(name.removesuffix(" sampling"))
     found: list[nn.Module] = []
     for one in models.values():
@@ -124,19 +125,31 @@ def test_STA_01_failure_at_every_forward_of_draft_and_verify(name: str, error: t
     total, lengths = calls[0], []
     assert total > 2 * len(whole.steps)
     for at in range(0, total, 1 if error is KeyboardInterrupt else 5):
+        shown: list[int] = []  # the tokens of the steps that were reported before the failure
+
+        def on_step(step: specnb.Step, shown: list[int] = shown) -> None:
+            shown.extend(step.emitted)
+
         with failing(modules, at, error), pytest.raises((error, ValueError)) as caught:
-            run(name)
-        if isinstance(caught.value, ValueError):  # before the first token, in a check that says what it met
-            assert at < 24 and error is Boom
+            run(name, on_step=on_step)
+        if isinstance(caught.value, ValueError):  # the block check says what it met, before the first token
+            assert at < 24 and error is Boom and not shown
             continue
         partial = getattr(caught.value, "partial_result", None)
+        assert partial is not None or not shown
         if partial is not None:
             consistent(partial)
-            assert partial.ids == whole.ids[: len(partial.ids)]
-            lengths.append(len(partial.ids))
+            assert partial.finish_reason == "interrupted"
+            assert list(partial.ids) == shown == list(whole.ids[: len(shown)])
+            lengths.append(len(shown))
         if at % 10 == 0:
             assert everything(name) == before
+    ends = [0, *accumulate(len(step.emitted) for step in whole.steps)]
     assert lengths == sorted(lengths)
+    assert set(lengths) <= set(ends[:-1])
+    if error is KeyboardInterrupt:  # at every call, so in every step
+        assert set(lengths) == set(ends[:-1])
+    assert len(set(lengths) - {0}) > len(whole.steps) / 3
     assert everything(name) == before
     assert plain(model, X, max_new_tokens=NEW) == free
     assert run(name).ids == whole.ids
@@ -221,8 +234,15 @@ def test_options_that_have_to_be_bound(name: str) -> None:
     model, how, _ = way(name)
     bound = {key: value for key, value in how.items() if "model" in key or "tokenizer" in key}
     decoder = specnb.decoder(num_assistant_tokens=7, **bound)
-    out = model.generate(X, attention_mask=torch.ones_like(X), do_sample=False, max_new_tokens=12, num_assistant_tokens=2,
-                         assistant_confidence_threshold=0.001, custom_generate=decoder)  # fmt: skip
+    out = model.generate(
+        X,
+        attention_mask=torch.ones_like(X),
+        do_sample=False,
+        max_new_tokens=12,
+        num_assistant_tokens=2,
+        assistant_confidence_threshold=0.001,
+        custom_generate=decoder,
+    )
     assert out[0, 7:].tolist() == plain(model, X, max_new_tokens=12)
     assert decoder.result is not None
     assert decoder.result.method == {"Gemma 4": "gemma4_assistant"}.get(name, name.replace(" ", "_"))

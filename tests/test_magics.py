@@ -1,4 +1,4 @@
-"""The magics in a real shell, the engine replaced by one that records what it gets (a real one at the end)."""
+"""The magics in a real shell, with a fake `specnb.generate` that records what it gets (the real one at the end)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from IPython.core.error import UsageError
 import specnb
 from specnb.notebook import load_ipython_extension
 from specnb.notebook.arguments import specgen_parser
-from specnb.notebook.line import flag, split_line, unescape
+from specnb.notebook.magic_parser import flag, split_line, unescape
 from specnb.notebook.magics import SpecMagics
 from specnb.notebook.stream import NotebookView
 from specnb.options import OPTIONS
 from specnb.text import step_pieces
-from specnb.trace import GenerationResult, Row, Step
+from specnb.trace import GenerationResult, RowResult, Step
 
 
-class Engine:
-    """Stands for `specnb.generate`: keeps the arguments, emits a fixed text, can be interrupted after some steps."""
+class FakeGenerate:
+    """A fake `specnb.generate`: keeps its arguments, emits a fixed text, can be interrupted after some steps."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -54,7 +54,7 @@ class Engine:
     @staticmethod
     def result(pair: Any, steps: list[Step], reason: str) -> GenerationResult:
         texts, rejected = step_pieces(pair.tokenizer, steps)
-        row = Row((1, 2), tuple(i for s in steps for i in s.emitted), tuple(steps), reason, texts, rejected)
+        row = RowResult((1, 2), tuple(i for s in steps for i in s.emitted), tuple(steps), reason, texts, rejected)
         return GenerationResult("prompt_lookup", [row], seconds=2.0, target_passes=len(steps))
 
     @property
@@ -81,15 +81,15 @@ def ip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    engine = Engine()
-    monkeypatch.setattr(specnb, "generate", engine)
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeGenerate:
+    fake = FakeGenerate()
+    monkeypatch.setattr(specnb, "generate", fake)
     monkeypatch.setattr(specnb, "load", lambda name, **options: fake_pair(name, **options))
-    return engine
+    return fake
 
 
 @pytest.fixture
-def cell(ip: Any, engine: Engine) -> Any:
+def cell(ip: Any, fake: FakeGenerate) -> Any:
     """Runs a cell and returns the one line of its error, or an empty string."""
     ip.run_line_magic("specload", "tiny")
 
@@ -98,75 +98,103 @@ def cell(ip: Any, engine: Engine) -> Any:
 
 # ---- MAG-01: the body
 BODIES = [
-    "{v: k for k, v in d.items()}", '{"a": {"b": [1]}}', "{{x}} {0} {", "$HOME %s \\\\n", "naïve 漢字 😀", "a;", "  leading",
-    "'quotes' \"double\"", "'''triple''' \"\"\"", "trailing  \n\n", ">>> x = 1\n... y", "In [1]: x", "a\\\nb", "\ttab", "a\n\n b\n",
-    "!ls", "?x", "x?", "%time x", "\n\nblank lines first", "line\u2028separator",
-]  # fmt: skip
+    "{v: k for k, v in d.items()}",
+    '{"a": {"b": [1]}}',
+    "{{x}} {0} {",
+    "$HOME %s \\\\n",
+    "naïve 漢字 😀",
+    "a;",
+    "  leading",
+    "'quotes' \"double\"",
+    "'''triple''' \"\"\"",
+    "trailing  \n\n",
+    ">>> x = 1\n... y",
+    "In [1]: x",
+    "a\\\nb",
+    "\ttab",
+    "a\n\n b\n",
+    "!ls",
+    "?x",
+    "x?",
+    "%time x",
+    "\n\nblank lines first",
+    "line\u2028separator",
+]
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_MAG_01_body_byte_for_byte(cell: Any, engine: Engine, body: str) -> None:
+def test_MAG_01_body_byte_for_byte(cell: Any, fake: FakeGenerate, body: str) -> None:
     assert cell(f"%%specgen\n{body}") == ""
-    assert engine.prompt == body
+    assert fake.prompt == body
 
 
 @pytest.mark.parametrize(
     "body", [body for body in BODIES if not body.startswith((">>>", "In [1]")) and body[-1] != "\n"]
 )
-def test_MAG_01_body_without_the_raw_cell(ip: Any, cell: Any, engine: Engine, body: str) -> None:
+def test_MAG_01_body_without_the_raw_cell(ip: Any, cell: Any, fake: FakeGenerate, body: str) -> None:
     ip.run_cell_magic("specgen", "", body + "\n")
-    assert engine.prompt == body
+    assert fake.prompt == body
 
 
-def test_MAG_01_ids_reach_the_model(ip: Any, cell: Any, engine: Engine) -> None:
+def test_MAG_01_ids_reach_the_model(ip: Any, cell: Any, fake: FakeGenerate) -> None:
     tokenizer = ip._specnb_session.pair().tokenizer
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     body = '{"a": "naïve 😀 {{x}}"};'
     assert cell(f"%%specgen --system 'be\\nbrief'\n{body}") == ""
-    assert tokenizer.decode(engine.last["input_ids"][0]) == f"<system>be\nbrief<user>{body}"
-    assert cell(f"%%specgen --no-chat\n{body}") == "" and engine.prompt == body
+    assert tokenizer.decode(fake.last["input_ids"][0]) == f"<system>be\nbrief<user>{body}"
+    assert cell(f"%%specgen --no-chat\n{body}") == "" and fake.prompt == body
 
 
-def test_MAG_01_expansion_on_request(ip: Any, cell: Any, engine: Engine) -> None:
+def test_MAG_01_expansion_on_request(ip: Any, cell: Any, fake: FakeGenerate) -> None:
     ip.user_ns.update(name="World", n=3)
     assert cell('%%specgen --expand\n{name} {n} {{name}} {"a": 1} {0} {} {') == ""
-    assert engine.prompt == 'World 3 {name} {"a": 1} {0} {} {'
+    assert fake.prompt == 'World 3 {name} {"a": 1} {0} {} {'
     assert "not defined: missing" in cell("%%specgen --expand\n{name} {missing}")
-    assert len(engine.calls) == 1
+    assert len(fake.calls) == 1
 
 
 # ---- MAG-02: the line
 @pytest.mark.parametrize(
     ("given", "value"),
     [
-        ('--stop-strings "a b"', "a b"), ("--stop-strings='a b'", "a b"), ('--stop-strings "it\'s"', "it's"),
-        ("--stop-strings '\\n'", "\n"), ("--stop-strings \\n", "\n"), ('--stop-strings "\\n\\t"', "\n\t"),
-        ("--stop-strings ''", ""), ("--stop-strings '{\"a\": [1, 2]}'", '{"a": [1, 2]}'),
-        ('--stop-strings "{\\"a\\": 1}"', '{"a": 1}'), ("--stop-strings 漢字", "漢字"), ("--stop-strings=--", "--"),
-        ("--stop-strings 'C:\\\\temp'", "C:\\temp"), ("--stop-strings C:\\Users", "C:\\Users"),
-        ("--stop-strings {name}", "{name}"), ("--stop-strings $HOME", "$HOME"), ("--stop-strings '#'", "#"),
+        ('--stop-strings "a b"', "a b"),
+        ("--stop-strings='a b'", "a b"),
+        ('--stop-strings "it\'s"', "it's"),
+        ("--stop-strings '\\n'", "\n"),
+        ("--stop-strings \\n", "\n"),
+        ('--stop-strings "\\n\\t"', "\n\t"),
+        ("--stop-strings ''", ""),
+        ("--stop-strings '{\"a\": [1, 2]}'", '{"a": [1, 2]}'),
+        ('--stop-strings "{\\"a\\": 1}"', '{"a": 1}'),
+        ("--stop-strings 漢字", "漢字"),
+        ("--stop-strings=--", "--"),
+        ("--stop-strings 'C:\\\\temp'", "C:\\temp"),
+        ("--stop-strings C:\\Users", "C:\\Users"),
+        ("--stop-strings {name}", "{name}"),
+        ("--stop-strings $HOME", "$HOME"),
+        ("--stop-strings '#'", "#"),
         ("--stop-strings a'b c'd", "ab cd"),
     ],
-)  # fmt: skip
-def test_MAG_02_values(ip: Any, cell: Any, engine: Engine, given: str, value: str) -> None:
+)
+def test_MAG_02_values(ip: Any, cell: Any, fake: FakeGenerate, given: str, value: str) -> None:
     ip.user_ns["name"] = "expanded"
     assert cell(f"%%specgen {given}\nx") == ""
-    assert engine.last["stop_strings"] == [value]
+    assert fake.last["stop_strings"] == [value]
 
 
-def test_MAG_02_repeated_values(cell: Any, engine: Engine) -> None:
+def test_MAG_02_repeated_values(cell: Any, fake: FakeGenerate) -> None:
     assert cell("%%specgen --stop-strings a --stop-strings 'b c'\nx") == ""
-    assert engine.last["stop_strings"] == ["a", "b c"]
+    assert fake.last["stop_strings"] == ["a", "b c"]
 
 
 @pytest.mark.parametrize("line", ["--stop-strings 'a", '--stop-strings "a b', "--stop-strings it's"])
-def test_MAG_02_unbalanced_quote(cell: Any, engine: Engine, line: str) -> None:
+def test_MAG_02_unbalanced_quote(cell: Any, fake: FakeGenerate, line: str) -> None:
     error = cell(f"%%specgen {line}\nx")
     column = max(line.rfind("'"), line.rfind('"')) + 1
-    assert "has no partner" in error and f"column {column}" in error and not engine.calls
+    assert "has no partner" in error and f"column {column}" in error and not fake.calls
 
 
-def test_MAG_02_windows_paths(ip: Any, engine: Engine) -> None:
+def test_MAG_02_windows_paths(ip: Any, fake: FakeGenerate) -> None:
     path = r"C:\new models\target"
     ip.run_line_magic("specload", rf"'{path}' --assistant C:\tiny\n")
     assert ip._specnb_session.current == path
@@ -182,9 +210,9 @@ def test_unescape() -> None:
 @pytest.mark.parametrize(
     "body", ["--draft x", "-- comment", "# comment", "%%other", "--max-new-tokens 5", "-q", "%%specgen\nx"]
 )
-def test_MAG_03_nothing_in_the_body_is_an_option(cell: Any, engine: Engine, body: str) -> None:
+def test_MAG_03_nothing_in_the_body_is_an_option(cell: Any, fake: FakeGenerate, body: str) -> None:
     assert cell(f"%%specgen --seed 1\n{body}") == ""
-    assert engine.prompt == body and engine.last["max_new_tokens"] == 256
+    assert fake.prompt == body and fake.last["max_new_tokens"] == 256
 
 
 @pytest.mark.parametrize(
@@ -208,72 +236,82 @@ def test_MAG_03_nothing_in_the_body_is_an_option(cell: Any, engine: Engine, body
         ("--model other", ["unknown loaded model 'other'"]),
     ],
 )
-def test_MAG_03_errors_are_one_line(cell: Any, engine: Engine, line: str, words: list[str]) -> None:
+def test_MAG_03_errors_are_one_line(cell: Any, fake: FakeGenerate, line: str, words: list[str]) -> None:
     error = cell(f"%%specgen {line}\nx")
     assert error.startswith("UsageError: ") and all(word in error for word in words), error
-    assert not engine.calls
+    assert not fake.calls
 
 
 @pytest.mark.parametrize("source", ["%%specgen\n", "%%specgen\n  \n\n", "%specgen", "%specgen --seed 1"])
-def test_MAG_03_empty_body_gives_usage(cell: Any, engine: Engine, source: str) -> None:
+def test_MAG_03_empty_body_gives_usage(cell: Any, fake: FakeGenerate, source: str) -> None:
     error = cell(source)
-    assert error.startswith("UsageError") and "specgen" in error and not engine.calls
+    assert error.startswith("UsageError") and "specgen" in error and not fake.calls
 
 
-def test_MAG_03_magic_must_come_first(cell: Any, engine: Engine) -> None:
-    assert cell("\n\n%%specgen\nafter blank lines") == "" and engine.prompt == "after blank lines"
+def test_MAG_03_magic_must_come_first(cell: Any, fake: FakeGenerate) -> None:
+    assert cell("\n\n%%specgen\nafter blank lines") == "" and fake.prompt == "after blank lines"
     assert "must be the first line" in (SpecMagics.specgen.__doc__ or "")
-    assert cell("# comment\n%%specgen\nx") != "" and len(engine.calls) == 1
+    assert cell("# comment\n%%specgen\nx") != "" and len(fake.calls) == 1
 
 
-def test_errors_of_the_engine_are_one_line(cell: Any, engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    engine.error = ValueError("num_assistant_tokens=3 cannot\napply.")
+def test_errors_of_generate_are_one_line(cell: Any, fake: FakeGenerate, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.error = ValueError("num_assistant_tokens=3 cannot\napply.")
     assert cell("%%specgen\nx") == "UsageError: num_assistant_tokens=3 cannot apply."
-    engine.error = RuntimeError("a fault of ours")
+    fake.error = RuntimeError("a fault of ours")
     assert cell("%%specgen\nx") == "RuntimeError: a fault of ours"
 
 
 # ---- options
-def test_every_option_is_on_the_line(cell: Any, engine: Engine) -> None:
+def test_every_option_is_on_the_line(cell: Any, fake: FakeGenerate) -> None:
     flags = specgen_parser().flags
     assert all(flag(option.name) in flags for option in OPTIONS) and "--no-do-sample" in flags
-    line = "--method prompt_lookup --num-assistant-tokens 8 --do-sample --temperature 1 --top-p=.9 --seed 3 --max-new-tokens 5"
+    line = "--method prompt_lookup --num-assistant-tokens 8 --do-sample --temperature 1 --top-p=.9 --seed 3"
+    line += " --max-new-tokens 5"
     assert cell(f"%%specgen {line}\nx") == ""
-    given = {k: v for k, v in engine.last.items() if k not in ("pair", "inputs")}
-    assert given == {"method": "prompt_lookup", "num_assistant_tokens": 8, "do_sample": True, "temperature": 1.0, "top_p": 0.9,
-                     "seed": 3, "max_new_tokens": 5}  # fmt: skip
-    assert cell("%%specgen --no-do-sample\nx") == "" and engine.last["do_sample"] is False
+    given = {k: v for k, v in fake.last.items() if k not in ("pair", "inputs")}
+    assert given == {
+        "method": "prompt_lookup",
+        "num_assistant_tokens": 8,
+        "do_sample": True,
+        "temperature": 1.0,
+        "top_p": 0.9,
+        "seed": 3,
+        "max_new_tokens": 5,
+    }
+    assert cell("%%specgen --no-do-sample\nx") == "" and fake.last["do_sample"] is False
 
 
-def test_only_what_was_typed_is_given(cell: Any, engine: Engine) -> None:
+def test_only_what_was_typed_is_given(cell: Any, fake: FakeGenerate) -> None:
     assert cell("%%specgen\nx") == ""
-    assert set(engine.last) == {"pair", "inputs", "method", "max_new_tokens"}
+    assert set(fake.last) == {"pair", "inputs", "method", "max_new_tokens"}
 
 
-def test_default_method_and_config(ip: Any, cell: Any, engine: Engine) -> None:
+def test_default_method_and_config(ip: Any, cell: Any, fake: FakeGenerate) -> None:
     cell("%%specgen\nx")
-    assert engine.last["method"] == "prompt_lookup"
+    assert fake.last["method"] == "prompt_lookup"
     ip.run_line_magic("specload", "big --assistant small")
     cell("%%specgen\nx")
-    assert engine.last["method"] is None and engine.last["pair"].name == "big"  # the one that the draft model is for
+    assert fake.last["method"] is None and fake.last["pair"].name == "big"  # the one that the draft model is for
     cell("%%specgen --model tiny\nx")
-    assert engine.last["pair"].name == "tiny"
+    assert fake.last["pair"].name == "tiny"
     assert cell("%config SpecMagics.method = 'plain'\n%config SpecMagics.max_new_tokens = None") == ""
     cell("%%specgen\nx")
-    assert engine.last["method"] == "plain" and "max_new_tokens" not in engine.last
+    assert fake.last["method"] == "plain" and "max_new_tokens" not in fake.last
 
 
-def test_help(cell: Any, ip: Any, engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help(cell: Any, ip: Any, fake: FakeGenerate, capsys: pytest.CaptureFixture[str]) -> None:
     for source in ("%%specgen -h\nx", "%specgen --help", "%specload -h"):
         capsys.readouterr()
         assert cell(source) == ""
         shown = capsys.readouterr().out
         assert "usage:" in shown and ("--num-assistant-tokens" in shown or "--assistant" in shown)
-    assert not engine.calls and "--num-assistant-tokens" in ip.find_cell_magic("specgen").__doc__
+    assert not fake.calls and "--num-assistant-tokens" in ip.find_cell_magic("specgen").__doc__
 
 
 # ---- results
-def test_result_is_shown_and_assigned(ip: Any, cell: Any, engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_result_is_shown_and_assigned(
+    ip: Any, cell: Any, fake: FakeGenerate, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
     assert cell("%%specgen -o run\nx") == ""
     shown = capsys.readouterr().out
@@ -296,8 +334,10 @@ def test_without_live_text(ip: Any, cell: Any, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out.startswith(str(ip.user_ns["run"]))
 
 
-def test_interrupt_keeps_text_and_trace(ip: Any, cell: Any, engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    engine.error, engine.steps_before_error = KeyboardInterrupt(), 2
+def test_interrupt_keeps_text_and_trace(
+    ip: Any, cell: Any, fake: FakeGenerate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.error, fake.steps_before_error = KeyboardInterrupt(), 2
     capsys.readouterr()
     error = cell("%%specgen -o run\nx")
     shown = capsys.readouterr()
@@ -305,12 +345,12 @@ def test_interrupt_keeps_text_and_trace(ip: Any, cell: Any, engine: Engine, caps
     assert ip.user_ns["_specgen"] is ip.user_ns["run"]
     assert ip.user_ns["run"].finish_reason == "interrupted" and ip.user_ns["run"].num_emitted_tokens == 6
     assert "⟦" in shown.out and "Traceback" not in shown.out + shown.err and "magics.py" not in shown.out + shown.err
-    engine.error = None
+    fake.error = None
     assert cell("%%specgen -o run\nx") == ""  # nothing is left behind
 
 
-def test_interrupt_before_the_first_token(ip: Any, cell: Any, engine: Engine) -> None:
-    engine.error = KeyboardInterrupt()
+def test_interrupt_before_the_first_token(ip: Any, cell: Any, fake: FakeGenerate) -> None:
+    fake.error = KeyboardInterrupt()
     assert cell("%%specgen -o run\nx").startswith("Interrupted: nothing")
     assert "run" not in ip.user_ns
 
@@ -327,16 +367,18 @@ class _Displays:
         return SimpleNamespace(update=lambda bundle, raw: self.shown.append(bundle))
 
 
-def test_notebook_view_ends_as_the_result(cell: Any, ip: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_view_ends_as_the_result(
+    cell: Any, ip: Any, fake: FakeGenerate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     displays = _Displays(monkeypatch)
     monkeypatch.setattr("specnb.notebook.stream.is_notebook", lambda _: True)
-    engine.pause = 0.08
+    fake.pause = 0.08
     cell("%%specgen -o run\nx")
     assert 2 <= len(displays.shown) <= len(ip.user_ns["run"].steps) + 1
     assert "generating" in displays.shown[0]["text/html"] and "&lt;" in displays.shown[-1]["text/html"]
     assert displays.shown[-1]["text/html"] == ip.user_ns["run"]._repr_html_()
     assert displays.shown[-1]["text/plain"] == str(ip.user_ns["run"])
-    engine.error, engine.steps_before_error = ValueError("no"), 3
+    fake.error, fake.steps_before_error = ValueError("no"), 3
     cell("%%specgen\nx")
     assert "stopped by an error" in displays.shown[-1]["text/html"]
 
@@ -369,7 +411,7 @@ def _state(ip: Any) -> tuple[int, int, int, int, int]:
 
 
 def test_MAG_05_loading_again_and_unloading(
-    ip: Any, cell: Any, engine: Engine, capsys: pytest.CaptureFixture[str]
+    ip: Any, cell: Any, fake: FakeGenerate, capsys: pytest.CaptureFixture[str]
 ) -> None:
     others = _state(ip)[4]
     capsys.readouterr()
@@ -379,7 +421,7 @@ def test_MAG_05_loading_again_and_unloading(
     load_ipython_extension(ip)
     assert _state(ip) == (6, 1, 1, 1, others)
     assert "already loaded" in capsys.readouterr().out  # IPython's own note on the second load, nothing of ours
-    assert cell("%%specgen\nx") == "" and len(engine.calls) == 1  # and the model is still there
+    assert cell("%%specgen\nx") == "" and len(fake.calls) == 1  # and the model is still there
     ip.run_line_magic("unload_ext", "specnb")
     assert "not found" in cell("%%specgen\nx")
 
@@ -413,7 +455,9 @@ def test_no_options_are_offered_in_the_body(ip: Any, cell: Any) -> None:
 
 
 # ---- loading models
-def test_specload(ip: Any, engine: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_specload(
+    ip: Any, fake: FakeGenerate, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     loads: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setattr(specnb, "load", lambda name, **o: (loads.append((name, o)), fake_pair(name))[1])
     ip.run_line_magic("specload", "a --assistant b --dtype float32 --device-map cpu")
@@ -466,7 +510,7 @@ def test_a_failed_load_leaves_what_was_there(ip: Any) -> None:
     assert session.current == "tiny-llama" and session.pair().assistant is not None
 
 
-def test_no_model_loaded(ip: Any, engine: Engine) -> None:
+def test_no_model_loaded(ip: Any, fake: FakeGenerate) -> None:
     with pytest.raises(UsageError, match="no model is loaded"):
         ip.run_cell_magic("specgen", "", "x\n")
     with pytest.raises(UsageError, match="no model is loaded"):

@@ -22,10 +22,11 @@ import transformers
 from huggingface_hub import errors as hub
 from tokenizers import normalizers
 
-from specnb.models import Fit, LoadError, cache, check_pair, gguf, load, truncate
+from specnb.models import LoadError, PairCheck, check_pair, gguf, load, truncate
+from specnb.models import download_cache as cache
 from specnb.models import load as _load_function
 from specnb.models.errors import load_errors
-from specnb.models.pair import PROBES, difference
+from specnb.models.pair import PROBES, tokenizer_difference
 from specnb.models.registry import REGISTERED
 
 load_module = sys.modules[_load_function.__module__]
@@ -155,10 +156,10 @@ def test_truncate_refuses_what_it_cannot_cut() -> None:
 def test_voc_01_padded_embeddings_of_one_tokenizer_fit(draft_vocab: int) -> None:
     target, draft = tiny.llama(vocab=394), tiny.llama(seed=3, vocab=draft_vocab)
     one, two = tiny.byte_tokenizer(330), tiny.byte_tokenizer(330)
-    assert check_pair(target, one, draft, two) == Fit("same")
-    assert check_pair(target, one, draft, one) == Fit("same")
-    assert check_pair(target, one, draft) == check_pair(target, None, draft, two) == Fit("unknown")
-    assert check_pair(target, one) == check_pair(target) == Fit("unknown")
+    assert check_pair(target, one, draft, two) == PairCheck("same")
+    assert check_pair(target, one, draft, one) == PairCheck("same")
+    assert check_pair(target, one, draft) == check_pair(target, None, draft, two) == PairCheck("unknown")
+    assert check_pair(target, one) == check_pair(target) == PairCheck("unknown")
 
 
 def test_voc_02_equal_sizes_with_other_ids_are_told_apart_with_the_reason() -> None:
@@ -173,39 +174,41 @@ def test_voc_02_equal_sizes_with_other_ids_are_told_apart_with_the_reason() -> N
 
 def test_tokenizers_are_compared_by_what_they_do() -> None:
     tokenizer = tiny.byte_tokenizer()
-    assert difference(tokenizer, tiny.byte_tokenizer()) is None
-    assert difference(tiny.sp_tokenizer(bos=True), tiny.sp_tokenizer(bos=False)) is None  # a draft is given ids
+    assert tokenizer_difference(tokenizer, tiny.byte_tokenizer()) is None
+    assert (
+        tokenizer_difference(tiny.sp_tokenizer(bos=True), tiny.sp_tokenizer(bos=False)) is None
+    )  # a draft is given ids
 
     more = tiny.byte_tokenizer()  # a pad token that only one of them has
     more.add_special_tokens({"pad_token": "<|pad|>"})
-    assert difference(tokenizer, more) is None
+    assert tokenizer_difference(tokenizer, more) is None
     ends = tiny.byte_tokenizer()
     ends.add_special_tokens({"eos_token": "<|end|>"})
-    assert "eos token '<|end|>' (id 330) is unknown to the target's" in str(difference(tokenizer, ends))
-    assert "eos token '<|end|>' (id 330) is unknown to the draft's" in str(difference(ends, tokenizer))
+    assert "eos token '<|end|>' (id 330) is unknown to the target's" in str(tokenizer_difference(tokenizer, ends))
+    assert "eos token '<|end|>' (id 330) is unknown to the draft's" in str(tokenizer_difference(ends, tokenizer))
     swapped = tiny.byte_tokenizer()
     more.add_special_tokens({"extra_special_tokens": ["<|a|>"]})
     swapped.add_special_tokens({"extra_special_tokens": ["<|a|>"]})
-    assert "the special token '<|a|>' has id 331 with the target's and 330" in str(difference(more, swapped))
+    assert "the special token '<|a|>' has id 331 with the target's and 330" in str(tokenizer_difference(more, swapped))
     role = tiny.byte_tokenizer()
     role.eos_token = "<s>"  # another choice among the same ids: what the ids mean is the same
-    assert difference(tokenizer, role) is None
+    assert tokenizer_difference(tokenizer, role) is None
 
 
-def test_probes_catch_rare_rules() -> None:
+def test_probes_catch_rare_differences() -> None:
     words = [*"abcdefgh", *(f"w{i}" for i in range(300))]
     one, two = tiny.word_tokenizer(words), tiny.word_tokenizer([*words[:-2], words[-1], words[-2]])
     assert [one.encode(text) for text in PROBES] == [two.encode(text) for text in PROBES]
-    assert "is the token 'w298' with the target's and 'w299'" in str(difference(one, two))
+    assert "is the token 'w298' with the target's and 'w299'" in str(tokenizer_difference(one, two))
     blanks = tiny.byte_tokenizer()
     blanks.backend_tokenizer.normalizer = normalizers.Replace("  ", " ")
-    assert "the text 'def add(a, b):" in str(difference(tiny.byte_tokenizer(), blanks))
+    assert "the text 'def add(a, b):" in str(tokenizer_difference(tiny.byte_tokenizer(), blanks))
 
 
 def test_processors_stand_for_their_tokenizers() -> None:
     processor = types.SimpleNamespace(tokenizer=tiny.byte_tokenizer())
     model = tiny.llama(vocab=330)
-    assert check_pair(model, processor, model, tiny.byte_tokenizer()) == Fit("same")
+    assert check_pair(model, processor, model, tiny.byte_tokenizer()) == PairCheck("same")
     other = types.SimpleNamespace(tokenizer=tiny.sp_tokenizer())
     assert check_pair(model, processor, model, other).tokenizers == "different"
 
@@ -230,7 +233,7 @@ def test_offloaded_weights_are_real() -> None:
     accelerate = pytest.importorskip("accelerate")
     draft = accelerate.cpu_offload(tiny.llama(layers=2), execution_device=torch.device("cpu"))
     assert any(parameter.is_meta for parameter in draft.parameters())
-    assert check_pair(tiny.llama(), None, draft) == Fit("unknown")
+    assert check_pair(tiny.llama(), None, draft) == PairCheck("unknown")
 
 
 # ---------------------------------------------------------------- load: folders
@@ -318,9 +321,9 @@ def test_no_network_is_told_at_once_with_what_works_offline() -> None:
 
 
 def test_the_hub_is_in_sight_behind_a_proxy(no_network: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not load_module._hub_in_sight()
+    assert not load_module._hub_reachable()
     monkeypatch.setattr("urllib.request.getproxies", lambda: {"https": "http://proxy"})
-    assert load_module._hub_in_sight()
+    assert load_module._hub_reachable()
 
 
 @pytest.mark.parametrize(
@@ -406,7 +409,7 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     assert cache.cache_folder() == Path.home() / ".cache" / "specnb"
 
 
-def test_made_once_is_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_create_once_is_whole_or_not_at_all(tmp_path: Path) -> None:
     final = tmp_path / "deep" / "thing"
 
     def fail(folder: Path) -> None:
@@ -414,7 +417,7 @@ def test_made_once_is_whole_or_not_at_all(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cache.made_once(final, fail)
+        cache.create_once(final, fail)
     assert not list(final.parent.iterdir())
 
     both, results = threading.Barrier(2, timeout=30), []
@@ -423,7 +426,7 @@ def test_made_once_is_whole_or_not_at_all(tmp_path: Path) -> None:
         (folder / "whole").write_text(threading.current_thread().name)
         both.wait()
 
-    threads = [threading.Thread(target=lambda: results.append(cache.made_once(final, make))) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: results.append(cache.create_once(final, make))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -431,7 +434,7 @@ def test_made_once_is_whole_or_not_at_all(tmp_path: Path) -> None:
     assert results == [final, final]
     assert [path.name for path in final.parent.iterdir()] == ["thing"]
     assert (final / "whole").read_text() in {thread.name for thread in threads}
-    assert cache.made_once(final, fail) == final
+    assert cache.create_once(final, fail) == final
 
 
 # ---------------------------------------------------------------- load: GGUF

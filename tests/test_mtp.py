@@ -1,4 +1,4 @@
-"""MTP layers of a checkpoint: found by the config, loaded once, drafting what a clean pass over the text would draft."""
+"""MTP layers of a checkpoint: found by the config, loaded once; their drafts are those of a pass without a cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, LogitsProcessorList, PreTrainedMo
 from transformers.modeling_layers import MtpModel
 
 import specnb
-from specnb.drafters.growing import Growing
+from specnb.drafters.draft_builder import DraftBuilder
 from specnb.models.mtp import load_mtp
 
 KINDS = ["glm4_moe", "deepseek_v3"]
@@ -37,8 +37,8 @@ PROMPTS = [X, tiny.ids(3, 15), tiny.ids(4, 1)]
 def clean(model: PreTrainedModel, ids: list[int], drafted: list[int]) -> Tensor:
     """Logits `[k, vocab]` of what the MTP layers draft after `ids`, given the tokens they did draft; without any cache.
 
-    Layer m reads at slot s the target's (layer m - 1's) state at s and token s + 1 + m. Further tokens go through the layers
-    again, each in one more slot of layer i mod n.
+    At slot s, layer m reads token s + 1 + m and the state at s of the target (layer 0) or of layer m - 1. Further
+    tokens go through the layers again, each in one more slot of layer i mod n.
     """
     mtp, k = load_mtp(model), len(drafted)
     depth, end = len(mtp.layers), len(ids) - 1
@@ -49,8 +49,9 @@ def clean(model: PreTrainedModel, ids: list[int], drafted: list[int]) -> Tensor:
         embedded = mtp.embed_tokens(torch.tensor([tokens]))
         angles = mtp.rotary_emb(embedded, position_ids=at)
         mask = torch.ones(n, n, dtype=torch.bool).tril()[None, None]
-        out: Tensor = mtp.layers[m](embedded, states, position_embeddings=angles, position_ids=at, attention_mask=mask,
-                                    **{name: None})  # fmt: skip
+        out: Tensor = mtp.layers[m](
+            embedded, states, position_embeddings=angles, position_ids=at, attention_mask=mask, **{name: None}
+        )
         return out
 
     text = [*ids, *drafted]
@@ -76,9 +77,9 @@ def drafting() -> Iterator[list[tuple[list[int], list[int], Tensor]]]:
     """Every draft of a run: the committed ids, the tokens, the logits they were picked from."""
     seen: dict[tuple[int, int], tuple[list[int], list[int], list[Tensor]]] = {}
     found: list[tuple[list[int], list[int], Tensor]] = []
-    add = Growing.add
+    add = DraftBuilder.add
 
-    def record(self: Growing, logits: Tensor) -> None:
+    def record(self: DraftBuilder, logits: Tensor) -> None:
         at = (self.row.index, len(self.row.ids))
         _, tokens, rows = seen.setdefault(at, (list(self.row.ids), [], []))
         rows.append(logits.detach().clone())
@@ -86,7 +87,7 @@ def drafting() -> Iterator[list[tuple[list[int], list[int], Tensor]]]:
         tokens[:] = self.tokens
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Growing, "add", record)
+        patch.setattr(DraftBuilder, "add", record)
         yield found
     found += [(ids, tokens, torch.stack(rows)) for ids, tokens, rows in seen.values()]
 
@@ -181,10 +182,14 @@ def test_proposals_equal_transformers_own_clean_pass(kind: str) -> None:
             with torch.no_grad():
                 states = model.model(text).last_hidden_state[:, : n - 1]
                 drafted, theirs, _ = load_mtp(model)(
-                    input_ids=text[:, 1:], last_hidden_states=states, attention_mask=torch.ones_like(text[:, 1:]),
-                    logits_processor=LogitsProcessorList(), full_input_ids=text,
-                    position_ids=torch.arange(1, n)[None], mtp_cache=MtpCache(config=model.config.get_mtp_config()),
-                )  # fmt: skip
+                    input_ids=text[:, 1:],
+                    last_hidden_states=states,
+                    attention_mask=torch.ones_like(text[:, 1:]),
+                    logits_processor=LogitsProcessorList(),
+                    full_input_ids=text,
+                    position_ids=torch.arange(1, n)[None],
+                    mtp_cache=MtpCache(config=model.config.get_mtp_config()),
+                )
             assert (theirs[0] - logits).abs().max() < 1e-4
             assert drafted[0].tolist() == tokens
 

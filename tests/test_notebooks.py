@@ -1,6 +1,7 @@
-"""The tutorial notebooks as files: outputs stored, nothing in them that another machine would not show. No kernel is started.
+"""The tutorial notebooks as files: outputs are stored, and they hold nothing that depends on the machine.
 
-They are run and compared by `pytest --nbval --nbval-current-env --nbval-sanitize-with notebooks/sanitize.cfg notebooks/`.
+No kernel is started here. The notebooks are run and compared by
+`pytest --nbval --nbval-current-env --nbval-sanitize-with notebooks/sanitize.cfg notebooks/`.
 """
 
 from __future__ import annotations

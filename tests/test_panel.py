@@ -19,11 +19,11 @@ import specnb
 from specnb.notebook.arguments import specgen_parser
 from specnb.notebook.availability import available_methods
 from specnb.notebook.panel import Panel
-from specnb.notebook.panel_code import Request, magic_code, python_code
-from specnb.notebook.panel_controls import Control
-from specnb.notebook.panel_view import step_html
+from specnb.notebook.panel.code import Request, magic_code, python_code
+from specnb.notebook.panel.controls import Control
+from specnb.notebook.panel.view import step_html
 from specnb.notebook.session import Session
-from specnb.notebook.values import values
+from specnb.notebook.values import parse_values
 from specnb.options import BY_NAME, METHODS, OPTIONS, default, options_of
 
 SHORT = 24
@@ -41,7 +41,7 @@ def panel() -> Any:
     yield panel
     panel.stop()
     panel._worker.wait(30)
-    panel._aside.wait(30)
+    panel._plot_worker.wait(30)
 
 
 def shown(panel: Panel) -> str:
@@ -85,7 +85,7 @@ def test_unfit_methods_are_shown_with_the_reason(panel: Panel) -> None:
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_every_option_has_a_control(option: Any) -> None:
     control = Control(option, None if option.name == "assistant_early_exit" else option.default)
-    assert control.value() is None  # untouched: nothing is given
+    assert control.value() is None  # unpatched: nothing is given
     texts = [w for w in walk(control.box) if isinstance(w, ipywidgets.HTML)]
     assert any(option.help in unescape(w.value) for w in texts)
     assert all(
@@ -117,19 +117,26 @@ def walk(widget: Any) -> list[Any]:
 def test_controls_have_the_methods_defaults_and_bounds(panel: Panel) -> None:
     for name in ("draft_model", "prompt_lookup", "early_exit"):
         panel.set(method=name)
-        own = panel._form.drafting_of(name).of
+        own = panel._form.drafting_controls(name).by_name
         assert list(own) == [o.name for o in options_of(name) if o.group == "drafting"]
         assert own["num_assistant_tokens"]._widget.value == default("num_assistant_tokens", name)
         assert own["num_assistant_tokens"]._widget.min == BY_NAME["num_assistant_tokens"].slider[0]
-    exit = panel._form.drafting_of("early_exit").of["assistant_early_exit"]
+    exit = panel._form.drafting_controls("early_exit").by_name["assistant_early_exit"]
     assert (exit._widget.min, exit._widget.max) == (1, 3) and panel.options["assistant_early_exit"] == 1
 
 
 def test_options_and_reset(panel: Panel) -> None:
     assert panel.options == {"method": "draft_model", "max_new_tokens": SHORT}
     panel.set(num_assistant_tokens=9, do_sample=True, temperature=0.7, seed=3, stop_strings=["\n", "x"])
-    assert panel.options == {"method": "draft_model", "num_assistant_tokens": 9, "max_new_tokens": SHORT, "do_sample": True,
-                             "temperature": 0.7, "seed": 3, "stop_strings": ["\n", "x"]}  # fmt: skip
+    assert panel.options == {
+        "method": "draft_model",
+        "num_assistant_tokens": 9,
+        "max_new_tokens": SHORT,
+        "do_sample": True,
+        "temperature": 0.7,
+        "seed": 3,
+        "stop_strings": ["\n", "x"],
+    }
     panel.set(do_sample=False)
     assert "temperature" not in panel.options  # without effect, so not given
     panel._form.reset.click()
@@ -144,7 +151,7 @@ def test_the_models_own_settings_are_where_sliders_start() -> None:
     pair.target.generation_config.do_sample = True
     panel = Panel(pair, session=Session())
     main, _ = panel._form.common
-    assert main.of["temperature"]._widget.value == 0.6 and main.of["do_sample"]._widget.value is True
+    assert main.by_name["temperature"]._widget.value == 0.6 and main.by_name["do_sample"]._widget.value is True
     assert panel.options == {"method": "draft_model", "max_new_tokens": 128}
 
 
@@ -199,7 +206,7 @@ def test_WID_03_one_generation_per_press(panel: Panel) -> None:
         panel._run.click()
         for _ in range(5):
             assert panel.run() is False
-        slider = panel._form.drafting_of("prompt_lookup").of["num_assistant_tokens"]._widget
+        slider = panel._form.drafting_controls("prompt_lookup").by_name["num_assistant_tokens"]._widget
         for value in range(1, 11):
             slider.value = value  # a drag queues nothing
         panel.wait(60)
@@ -256,7 +263,7 @@ def test_actions_are_quick(panel: Panel) -> None:
     methods = ["prompt_lookup", "draft_model", "prompt_lookup", "draft_model"]
     chosen = [cost(lambda name=name: panel.set(method=name)) for name in methods]
     pages = [cost(lambda page=page: setattr(panel._pages, "open", page)) for page in ("Plots", "Compare", "Text")]
-    panel._aside.wait(30)
+    panel._plot_worker.wait(30)
     for seconds in (started, stopped, min(changes), min(picks), min(chosen), max(pages)):
         assert seconds < 0.05
 
@@ -278,7 +285,7 @@ def test_panel_and_session_follow_each_other() -> None:
     session.drop("two")
     assert panel._form.model.value is None and panel.options["method"] is not None
     panel.close()
-    assert panel._follow not in session.listeners
+    assert panel._refresh not in session.listeners
 
 
 def test_the_same_pair_is_taken_in_once_and_names_stay_apart() -> None:
@@ -298,7 +305,7 @@ def test_loading_shows_progress_and_errors(panel: Panel, monkeypatch: pytest.Mon
     panel._load.button.click()
     panel.wait(30)
     assert panel.session.current == "other" == panel._form.model.value and "loaded:" in shown(panel)
-    assert panel.session.given("other") == {"assistant": 2}
+    assert panel.session.load_options("other") == {"assistant": 2}
     with pytest.raises(OSError, match="no model 'nope'"):
         panel.load("nope", wait=True)
     assert "no model 'nope'" in shown(panel) and panel._form.model.value == "other"
@@ -316,7 +323,9 @@ def test_step_details(panel: Panel) -> None:
     assert f"{step.accepted} of {len(step.drafted)} drafted tokens accepted" in html and " ms verifying" in html
     for chance in (*step.draft_probabilities, *step.target_probabilities):
         assert f"{chance:.4f}" in html
-    panel.session.keep(specnb.generate(panel._form.pair, "the quick", max_new_tokens=SHORT))  # nothing was recorded
+    panel.session.set_result(
+        specnb.generate(panel._form.pair, "the quick", max_new_tokens=SHORT)
+    )  # nothing was recorded
     panel._view.step.value = 2
     assert "0." not in table_of(panel._view.details.value)
 
@@ -343,7 +352,7 @@ def test_compare_values_and_stop(panel: Panel) -> None:
     panel._compare.what.value = "values of one option"
     panel._compare.given.value = "1, 3-4"
     panel.compare(wait=True)
-    assert panel.comparison.swept == "num_assistant_tokens" and len(panel.comparison.rows) == 4
+    assert panel.comparison.varied_option == "num_assistant_tokens" and len(panel.comparison.rows) == 4
     with slow(panel, 0.05):
         panel.compare()
         panel.stop()
@@ -356,12 +365,12 @@ def test_compare_values_and_stop(panel: Panel) -> None:
 
 def test_values() -> None:
     k, schedule = BY_NAME["num_assistant_tokens"], BY_NAME["num_assistant_tokens_schedule"]
-    assert values(k, "1, 2;4-6,2") == [1, 2, 4, 5, 6]
-    assert values(BY_NAME["assistant_confidence_threshold"], "0, .5") == [0, 0.5]
-    assert values(schedule, "constant, adaptive") == ["constant", "adaptive"]
+    assert parse_values(k, "1, 2;4-6,2") == [1, 2, 4, 5, 6]
+    assert parse_values(BY_NAME["assistant_confidence_threshold"], "0, .5") == [0, 0.5]
+    assert parse_values(schedule, "constant, adaptive") == ["constant", "adaptive"]
     for text in ("", "x", "1-1000000000", "0", "-3"):
         with pytest.raises(ValueError, match="num_assistant_tokens"):
-            values(k, text)
+            parse_values(k, text)
 
 
 # ---- as code
@@ -450,7 +459,7 @@ def test_WID_02_a_background_run_prints_nowhere(tmp_path: Path, monkeypatch: pyt
 
 def test_specpanel_magic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with shell(tmp_path, monkeypatch) as ip:
-        session = Session.of(ip)
+        session = Session.for_shell(ip)
         session.add(make_pair("one"))
         session.add(make_pair("two"))
         panel = ip.run_line_magic("specpanel", "one")

@@ -15,7 +15,7 @@ from checks import configs
 
 import specnb
 from specnb import bench
-from specnb.trace import GenerationResult, Row, Step
+from specnb.trace import GenerationResult, RowResult, Step
 from specnb.views import plots
 
 STEPS = (
@@ -30,13 +30,22 @@ def result(scale: float = 1.0, steps: tuple[Step, ...] = STEPS) -> GenerationRes
         Step(s.position, s.drafted, s.accepted, s.emitted, s.draft_seconds * scale, s.verify_seconds * scale)
         for s in steps
     )
-    row = Row((7, 7, 7), tuple(i for s in steps for i in s.emitted), timed, "length")
+    row = RowResult((7, 7, 7), tuple(i for s in steps for i in s.emitted), timed, "length")
     return GenerationResult("draft_model", [row], seconds=scale, target_passes=len(steps))
 
 
 def run(label: str, speeds: tuple[float, ...], plain: tuple[float, ...], options: Any = None, **more: Any) -> bench.Run:
-    given = {"draft_acceptance_rate": 0.5, "mean_acceptance_length": 2.0, "tokens_per_pass": 1.9, "target_passes": 9,
-             "same_text": True, "lossy": False, "draft_cost": 0.001, "pass_cost": 0.01, **more}  # fmt: skip
+    given = {
+        "draft_acceptance_rate": 0.5,
+        "mean_acceptance_length": 2.0,
+        "tokens_per_pass": 1.9,
+        "target_passes": 9,
+        "same_text": True,
+        "lossy": False,
+        "draft_cost": 0.001,
+        "pass_cost": 0.01,
+        **more,
+    }
     ups = tuple(a / b for a, b in zip(speeds, plain, strict=True))
     return bench.Run(label, options or {"method": label}, speeds, ups, **given)
 
@@ -138,10 +147,17 @@ def test_bars() -> None:
 
 
 def test_by_option_with_the_cost_model() -> None:
-    rows = [run(f"draft_model, num_assistant_tokens={k}", (10.0 * k,) * 3, PLAIN, {"method": "draft_model", "num_assistant_tokens": k})
-            for k in (4, 1, 2)]  # fmt: skip
+    rows = [
+        run(
+            f"draft_model, num_assistant_tokens={k}",
+            (10.0 * k,) * 3,
+            PLAIN,
+            {"method": "draft_model", "num_assistant_tokens": k},
+        )
+        for k in (4, 1, 2)
+    ]
     found = comparison(*rows)
-    assert found.swept == "num_assistant_tokens"
+    assert found.varied_option == "num_assistant_tokens"
     figure = found.plot()
     assert (
         "cost model" in texts(figure)
@@ -149,17 +165,17 @@ def test_by_option_with_the_cost_model() -> None:
         and "tokens per target pass" in texts(figure)
     )
     assert list(figure.axes[0].lines[0].get_xdata()) == [1, 2, 4]
-    assert comparison(run("a", PLAIN, PLAIN)).swept is None
+    assert comparison(run("a", PLAIN, PLAIN)).varied_option is None
     with pytest.raises(ValueError, match="by_option"):
         plots.by_option(comparison(run("a", PLAIN, PLAIN)))
 
 
 def test_the_cost_model_is_the_papers() -> None:
-    """Leviathan et al., theorem 3.8: (1 - a^(k+1)) / ((1 - a)(k c + 1)), where a pass over k + 1 tokens costs what one costs."""
-    from specnb.bench.compare import predicted
+    """Leviathan et al., theorem 3.8: (1 - a^(k+1)) / ((1 - a)(k c + 1)), where a pass costs 1 whatever its width."""
+    from specnb.bench.measured_run import predicted
 
     steps = [Step(9, (1, 2, 3), 3, (1, 2, 3, 4)), Step(13, (1, 2, 3), 1, (1, 9)), Step(15, (1, 2, 3), 0, (9,))]
-    a, k, c = 4 / 6, 3, 0.1  # 4 of 6 judged tokens stood
+    a, k, c = 4 / 6, 3, 0.1  # 4 of the 6 verified tokens were accepted
     assert predicted(steps, c, 1.0, 1.0) == pytest.approx((1 - a ** (k + 1)) / ((1 - a) * (k * c + 1)))
     assert predicted(steps, c, 2.0, 1.0) == pytest.approx((1 - a ** (k + 1)) / ((1 - a) * (k * c + 2)))
     undrafted = [*steps, *[Step(20, (), 0, (1,))] * 3]  # half of the steps draft nothing
@@ -190,16 +206,16 @@ def test_verdicts() -> None:
 
 def test_labels() -> None:
     runs = ["prompt_lookup", specnb.Method("draft_model", num_assistant_tokens=3), {"method": "plain"}]
-    assert list(bench.labelled(runs)) == ["plain", "prompt_lookup", "draft_model, num_assistant_tokens=3"]
+    assert list(bench.label_runs(runs)) == ["plain", "prompt_lookup", "draft_model, num_assistant_tokens=3"]
     same = [{"method": "draft_model", "num_assistant_tokens": k, "verification": "block"} for k in (1, 2)]
-    assert list(bench.labelled(same)) == [
+    assert list(bench.label_runs(same)) == [
         "plain",
         "draft_model, num_assistant_tokens=1",
         "draft_model, num_assistant_tokens=2",
     ]
     drafts = [{"method": "draft_model", "assistant_model": tiny.llama(seed)} for seed in (1, 2)]
     names = [f"draft_model, assistant_model=LlamaForCausalLM{more}" for more in ("", " (2)")]
-    assert list(bench.labelled(drafts)) == ["plain", *names]  # never a model's whole repr
+    assert list(bench.label_runs(drafts)) == ["plain", *names]  # never a model's whole repr
 
 
 @pytest.fixture(scope="module")
@@ -215,8 +231,15 @@ def test_compare_takes_turns(pair: specnb.Pair, monkeypatch: pytest.MonkeyPatch)
         specnb, "generate", lambda *a, **o: asked.append((o["method"], o["max_new_tokens"])) or generate(*a, **o)
     )
     told: list[tuple[int, int, str]] = []
-    found = bench.compare(pair, "the quick", ["prompt_lookup", "draft_model"], repeats=2, max_new_tokens=12,
-                          on_run=lambda *a: told.append(a), do_sample=False)  # fmt: skip
+    found = bench.compare(
+        pair,
+        "the quick",
+        ["prompt_lookup", "draft_model"],
+        repeats=2,
+        max_new_tokens=12,
+        on_run=lambda *a: told.append(a),
+        do_sample=False,
+    )
     names = [name for name, _ in asked]
     assert names == ["plain", "prompt_lookup", "draft_model"] * 2 + ["prompt_lookup", "draft_model", "plain"]
     assert [tokens for _, tokens in asked] == [8] * 3 + [12] * 6
@@ -255,8 +278,12 @@ def test_compare_several_prompts_sampling_and_forms(pair: specnb.Pair) -> None:
 def test_compare_with_transformers_own(pair: specnb.Pair) -> None:
     """On the same models, with the same texts; what transformers cannot do is said; nothing is left changed."""
     before = configs(pair.target, pair.assistant)
-    runs = [{"method": "draft_model", "num_assistant_tokens": 3}, "prompt_lookup", {"method": "early_exit", "assistant_early_exit": 2},
-            {"method": "draft_model", "num_assistant_tokens": 2, "verification": "block"}]  # fmt: skip
+    runs = [
+        {"method": "draft_model", "num_assistant_tokens": 3},
+        "prompt_lookup",
+        {"method": "early_exit", "assistant_early_exit": 2},
+        {"method": "draft_model", "num_assistant_tokens": 2, "verification": "block"},
+    ]
     found = bench.compare(
         pair, ["the quick", "a fox"], runs, repeats=2, max_new_tokens=10, transformers=True, do_sample=False
     )
@@ -285,8 +312,15 @@ def test_compare_rows_of_a_batch(pair: specnb.Pair) -> None:
 
 def test_compare_cancelled(pair: specnb.Pair) -> None:
     cancel = threading.Event()
-    found = bench.compare(pair, "the quick", ["prompt_lookup"], repeats=3, max_new_tokens=6, cancel=cancel,
-                          on_run=lambda done, *_: done >= 5 and cancel.set())  # fmt: skip
+    found = bench.compare(
+        pair,
+        "the quick",
+        ["prompt_lookup"],
+        repeats=3,
+        max_new_tokens=6,
+        cancel=cancel,
+        on_run=lambda done, *_: done >= 5 and cancel.set(),
+    )
     assert found.repeats == 1 and len(found.rows[0].tokens_per_second) == 1
     cancel.set()
     assert bench.compare(pair, "the quick", ["prompt_lookup"], cancel=cancel).rows == []

@@ -12,7 +12,7 @@ import torch
 from checks import spec
 
 from specnb.decoding.contracts import Row
-from specnb.decoding.probabilities import Processors
+from specnb.decoding.distributions import Processors
 from specnb.decoding.schedules import Constant
 from specnb.drafters.prompt_lookup import NgramIndex, PromptLookup
 
@@ -57,8 +57,8 @@ def test_index_equals_a_search_of_the_text(symbols: int, size: int) -> None:
 def test_proposals_equal_a_search_of_the_text() -> None:
     """Several rows that grow at their own pace, with eos tokens in them."""
     rng = random.Random(0)
-    for trial in range(30):
-        eos = {0} if trial % 2 else set()
+    for seed in range(30):
+        eos = {0} if seed % 2 else set()
         drafter = PromptLookup(rng.randint(1, 5), eos)
         rows = [row([rng.randrange(4) for _ in range(rng.randint(1, 25))], i) for i in range(3)]
         for _ in range(12):

@@ -1,7 +1,7 @@
-"""Sampled text follows the target's law: the joint law of three tokens, against its exact enumeration.
+"""Sampled text follows the target's distribution: the joint distribution of three tokens, enumerated exactly.
 
-A run's tokens are compared with the law that transformers' own warpers make of the model's logits. The measure is total
-variation; the bound is what an equally large sample drawn from the law itself stays under in all but 1 of 1,000 cases.
+A run's tokens are compared with the distribution that transformers' own warpers make of the model's logits. The measure
+is total variation. The bound is the distance that 999 of 1,000 equally large samples of that distribution stay under.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from checks import spec
+from checks import spec, true_shares
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.generation import logits_process
 
 import specnb
-from specnb.decoding import verify
-from specnb.decoding.contracts import Draft, Verdict
-from specnb.decoding.probabilities import Law
+from specnb.decoding import verifiers
+from specnb.decoding.contracts import Draft, VerifiedToken
+from specnb.decoding.distributions import BlockDistributions
 from specnb.drafters import draft_model
 
 VOCAB, NEW = 8, 3
@@ -69,34 +69,28 @@ def warpers(settings: dict[str, Any]) -> LogitsProcessorList:
 
 @cache
 def exact(setting: str) -> Tensor:
-    """The joint law `[vocab ** 3]` of three tokens, from the target's logits without any cache."""
+    """The joint distribution `[vocab ** 3]` of three tokens, from the target's logits without any cache."""
     processors, joint = warpers(SETTINGS[setting]), torch.ones(1, dtype=torch.float64)
     texts = PROMPT
     for _ in range(NEW):
         with torch.no_grad():
             logits = target()(input_ids=texts, use_cache=False).logits[:, -1].float()
-        law = processors(texts, logits).double().softmax(-1)
-        joint = (joint[:, None] * law).flatten()
+        joint = (joint[:, None] * processors(texts, logits).double().softmax(-1)).flatten()
         texts = torch.cat([texts.repeat_interleave(VOCAB, 0), torch.arange(VOCAB).repeat(len(texts))[:, None]], 1)
     return joint
 
 
 def marginals(joint: Tensor) -> list[Tensor]:
-    """The laws of the first 1, 2 and 3 tokens; `joint` is `[..., vocab ** 3]`."""
+    """The distributions of the first 1, 2 and 3 tokens; `joint` is `[..., vocab ** 3]`."""
     return [joint.unflatten(-1, (VOCAB**n, -1)).sum(-1) for n in (1, 2, 3)]
 
 
 @cache
 def noise(setting: str, runs: int) -> list[float]:
     """For 1, 2 and 3 tokens: the total variation that a true sample of `runs` exceeds in 1 of 1,000 cases."""
-    law, generator = exact(setting), torch.Generator().manual_seed(0)
-    edges = law.cumsum(0).clamp(max=1)
-    simulated = torch.stack([
-        torch.searchsorted(edges, torch.rand(runs, generator=generator, dtype=torch.float64)).clamp(max=len(law) - 1)
-        .bincount(minlength=len(law))
-        for _ in range(2000)
-    ]) / runs  # fmt: skip
-    distances = [(s - p).abs().sum(-1) / 2 for s, p in zip(marginals(simulated), marginals(law), strict=True)]
+    joint = exact(setting)
+    simulated = true_shares(joint, runs, 2000)
+    distances = [(s - p).abs().sum(-1) / 2 for s, p in zip(marginals(simulated), marginals(joint), strict=True)]
     return [float(d.quantile(0.999)) for d in distances]
 
 
@@ -109,7 +103,7 @@ def total_variations(samples: list[tuple[int, ...]], setting: str) -> list[float
 
 
 def follows(samples: list[tuple[int, ...]], setting: str) -> bool:
-    """Whether samples are within noise of the target's law."""
+    """Whether samples are within noise of the target's distribution."""
     bounds = noise(setting, len(samples))
     return all(d < bound for d, bound in zip(total_variations(samples, setting), bounds, strict=True))
 
@@ -120,9 +114,15 @@ def sampled(name: str, setting: str, runs: int = RUNS, **options: Any) -> list[t
     while len(texts) < runs:
         prompts = PROMPT.repeat(min(ROWS, runs - len(texts)), 1)
         result = specnb.generate(
-            target(), prompts, attention_mask=torch.ones_like(prompts), do_sample=True, max_new_tokens=NEW,
-            seed=10**6 + len(texts), **SETTINGS[setting], **(method(name) | options),
-        )  # fmt: skip
+            target(),
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=True,
+            max_new_tokens=NEW,
+            seed=10**6 + len(texts),
+            **SETTINGS[setting],
+            **(method(name) | options),
+        )
         texts += [row.ids for row in result.rows]
     return texts
 
@@ -130,23 +130,23 @@ def sampled(name: str, setting: str, runs: int = RUNS, **options: Any) -> list[t
 @pytest.mark.parametrize("verification", ["token", "block"])
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", ["draft_model", "prompt_lookup"])
-def test_joint_law_of_three_tokens(name: str, setting: str, verification: str) -> None:
+def test_joint_distribution_of_three_tokens(name: str, setting: str, verification: str) -> None:
     assert follows(sampled(name, setting, verification=verification), setting)
 
 
 @pytest.mark.parametrize("k", [1, 2])
-def test_joint_law_with_short_drafts(k: int) -> None:
+def test_joint_distribution_with_short_drafts(k: int) -> None:
     assert follows(sampled("draft_model", "all", num_assistant_tokens=k), "all")
 
 
-def test_joint_law_with_a_confidence_threshold() -> None:
-    """Where the draft ends depends on what was drawn; the law must not."""
+def test_joint_distribution_with_a_confidence_threshold() -> None:
+    """The end of a draft depends on what was drawn; the output distribution must not."""
     for verification in ("token", "block"):
         texts = sampled("draft_model", "plain", assistant_confidence_threshold=0.3, verification=verification)
         assert follows(texts, "plain")
 
 
-def test_joint_law_with_a_prefix_dependent_processor() -> None:
+def test_joint_distribution_with_a_prefix_dependent_processor() -> None:
     """A processor that looks at the text sees the right prefix at every drafted position."""
     banned = {"no_repeat_ngram_size": 1}  # no token of the prompt or of the text again: 0, 1, 2 remain
     with torch.no_grad():
@@ -168,7 +168,7 @@ def test_joint_law_with_a_prefix_dependent_processor() -> None:
 
 
 @pytest.mark.parametrize("name", ["draft_model", "prompt_lookup"])
-def test_joint_law_row_by_row(name: str) -> None:
+def test_joint_distribution_row_by_row(name: str) -> None:
     """One row at a time, the path that a single prompt takes."""
     options = SETTINGS["all"] | method(name, 3) | {"do_sample": True, "max_new_tokens": NEW}
     texts = [
@@ -194,30 +194,30 @@ WRONG: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_the_comparison_catches_wrong_rules(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_catches_wrong_verifiers(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     function, replacement = WRONG[wrong]
-    monkeypatch.setattr(verify, function, replacement)
+    monkeypatch.setattr(verifiers, function, replacement)
     assert not follows(sampled("draft_model", "plain"), "plain")
 
 
 @pytest.mark.parametrize("wrong", ["every copy accepted", "accepted by p, corrected from p"])
-def test_the_comparison_catches_wrong_rules_for_copies(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rule(law: Law, draft: Draft, generator: torch.Generator) -> Iterator[Verdict]:
+def test_the_comparison_catches_wrong_verifiers_for_copies(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def verifier(block: BlockDistributions, draft: Draft, generator: torch.Generator) -> Iterator[VerifiedToken]:
         for i, x in enumerate(draft.tokens):
-            p = law.probs(i)
-            stands = wrong == "every copy accepted" or bool(torch.rand((), generator=generator) < p[x])
-            yield Verdict(x if stands else verify.draw(p, generator), stands)
-            if not stands:
+            p = block.target_probs(i)
+            accepted = wrong == "every copy accepted" or bool(torch.rand((), generator=generator) < p[x])
+            yield VerifiedToken(x if accepted else verifiers.draw(p, generator), accepted)
+            if not accepted:
                 return
-        yield Verdict(verify.draw(law.probs(len(draft.tokens)), generator), False)
+        yield VerifiedToken(verifiers.draw(block.target_probs(len(draft.tokens)), generator), False)
 
-    monkeypatch.setitem(verify.RULES, "token", rule)
+    monkeypatch.setitem(verifiers.VERIFIERS, "token", verifier)
     assert not follows(sampled("prompt_lookup", "plain"), "plain")
 
 
-@pytest.mark.parametrize("wrong", ["argmax judged as sampled", "another law reported"])
+@pytest.mark.parametrize("wrong", ["argmax judged as sampled", "another distribution reported"])
 @pytest.mark.parametrize("verification", ["token", "block"])
-def test_the_comparison_catches_drafts_with_a_wrong_law(
+def test_the_comparison_catches_drafts_with_a_wrong_distribution(
     wrong: str, verification: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     propose = draft_model.DraftModel.propose
@@ -239,9 +239,17 @@ def test_the_comparison_catches_drafts_with_a_wrong_law(
 def test_a_perfect_draft_is_never_rejected() -> None:
     for verification in ("token", "block"):
         result = specnb.generate(
-            target(), PROMPT, assistant_model=tiny.noisy(target(), 0), assistant_confidence_threshold=0, do_sample=True,
-            temperature=0.7, top_p=0.9, max_new_tokens=60, seed=4, verification=verification,
-        )  # fmt: skip
+            target(),
+            PROMPT,
+            assistant_model=tiny.noisy(target(), 0),
+            assistant_confidence_threshold=0,
+            do_sample=True,
+            temperature=0.7,
+            top_p=0.9,
+            max_new_tokens=60,
+            seed=4,
+            verification=verification,
+        )
         assert result.num_accepted_draft_tokens == result.num_draft_tokens > 40
 
 
@@ -288,9 +296,15 @@ def test_rows_have_seeds_of_their_own() -> None:
     """Row i is the single run with seed + i."""
     prompts = PROMPT.repeat(3, 1)
     many = specnb.generate(
-        target(), prompts, attention_mask=torch.ones_like(prompts), do_sample=True, max_new_tokens=25, top_k=0, seed=20,
+        target(),
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        do_sample=True,
+        max_new_tokens=25,
+        top_k=0,
+        seed=20,
         **method("draft_model"),
-    )  # fmt: skip
+    )
     assert [row.ids for row in many.rows] == [one("draft_model", 20 + i).ids for i in range(3)]
 
 

@@ -1,7 +1,7 @@
-"""Sampled text follows the target's law whatever drafts: the joint law of three tokens, against its exact enumeration.
+"""Sampled text follows the target's distribution with every drafter: the joint distribution of three tokens, exactly.
 
-As in test_sampling, for the drafters that read the target itself or another tokenizer. A run's first token is the target's
-own, the next ones are drafted; the wrong rules seen in other implementations must not pass.
+As in test_sampling, for drafters that read the target itself or use another tokenizer. A run's first token is the
+target's own, the next ones are drafted. Mistakes seen in other implementations must not pass.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import test_sampling
 import tiny
 import torch
 from checkpoints import gemma4_drafter, gemma4_target, mtp_model
-from checks import STEADY, padded
+from checks import STEADY, padded, true_shares
 from test_sampling import SETTINGS, warpers
 from torch import Tensor
 from transformers import PreTrainedModel
 
 import specnb
-from specnb.drafters.growing import Growing
+from specnb.drafters.draft_builder import DraftBuilder
 from specnb.drafters.universal import Universal
 
 VOCAB, NEW, ROWS = 8, 3, 512
@@ -33,7 +33,7 @@ W_TWO = tiny.word_tokenizer([*(f"w{i}" for i in range(3, -1, -1)), "x1", "x2"])
 
 @cache
 def target(name: str) -> PreTrainedModel:
-    """A target with a law that is neither flat nor sharp."""
+    """A target with a distribution that is neither flat nor sharp."""
     if name.startswith("MTP"):
         return mtp_model({"MTP GLM": "glm4_moe", "MTP DeepSeek": "deepseek_v3"}[name], 2, 2, vocab=VOCAB, head=0.25)
     if name.startswith("Gemma 4"):
@@ -61,7 +61,7 @@ NAMES = ["early exit", "MTP GLM", "MTP DeepSeek", "Gemma 4 dense", "Gemma 4 orde
 
 @cache
 def exact(name: str, setting: str) -> Tensor:
-    """The joint law `[vocab ** 3]` of three tokens, from the target's logits without any cache."""
+    """The joint distribution `[vocab ** 3]` of three tokens, from the target's logits without any cache."""
     processors, joint, texts = warpers(SETTINGS[setting]), torch.ones(1, dtype=torch.float64), PROMPT
     for _ in range(NEW):
         with torch.no_grad():
@@ -72,29 +72,26 @@ def exact(name: str, setting: str) -> Tensor:
 
 
 def views(joint: Tensor) -> list[Tensor]:
-    """What is compared of joint laws `[..., vocab ** 3]`: each token by itself, neighbours, all three."""
+    """What is compared of joint distributions `[..., vocab ** 3]`: each token by itself, neighbours, all three."""
     cube = joint.unflatten(-1, (VOCAB, VOCAB, VOCAB))
     alone = [cube.sum((-2, -1)), cube.sum((-3, -1)), cube.sum((-3, -2))]
     return [*alone, cube.sum(-1).flatten(-2), cube.sum(-3).flatten(-2), joint]
 
 
-def distances(samples: list[tuple[int, ...]], law: Tensor) -> tuple[list[float], list[float]]:
+def distances(samples: list[tuple[int, ...]], joint: Tensor) -> tuple[list[float], list[float]]:
     """Total variation in each view; and what true samples of that size stay under 999 times of 1,000."""
-    n, edges, generator = len(samples), law.cumsum(0).clamp(max=1), torch.Generator().manual_seed(0)
-    simulated = torch.stack([
-        torch.searchsorted(edges, torch.rand(n, generator=generator, dtype=torch.float64)).clamp(max=len(law) - 1)
-        .bincount(minlength=len(law)) for _ in range(1000)
-    ]) / n  # fmt: skip
-    seen = (torch.tensor(samples) @ torch.tensor([VOCAB**2, VOCAB, 1])).bincount(minlength=len(law)).double() / n
-    found = [float((a - b).abs().sum() / 2) for a, b in zip(views(seen), views(law), strict=True)]
-    noise = [(a - b).abs().sum(-1) / 2 for a, b in zip(views(simulated), views(law), strict=True)]
+    n = len(samples)
+    simulated = true_shares(joint, n, 1000)
+    codes = torch.tensor(samples) @ torch.tensor([VOCAB**2, VOCAB, 1])
+    seen = codes.bincount(minlength=len(joint)).double() / n
+    found = [float((a - b).abs().sum() / 2) for a, b in zip(views(seen), views(joint), strict=True)]
+    noise = [(a - b).abs().sum(-1) / 2 for a, b in zip(views(simulated), views(joint), strict=True)]
     return found, [float(d.quantile(0.999)) for d in noise]
 
 
-def follows(samples: list[tuple[int, ...]], law: Tensor) -> bool:
-    return all(
-        d <= bound + 1e-9 for d, bound in zip(*distances(samples, law), strict=True)
-    )  # what is certain has no noise
+def follows(samples: list[tuple[int, ...]], joint: Tensor) -> bool:
+    # 1e-9: a view with one possible outcome has no noise
+    return all(d <= bound + 1e-9 for d, bound in zip(*distances(samples, joint), strict=True))
 
 
 def run(name: str, setting: str, **options: Any) -> tuple[list[tuple[int, ...]], int, int]:
@@ -104,9 +101,14 @@ def run(name: str, setting: str, **options: Any) -> tuple[list[tuple[int, ...]],
     while len(texts) < RUNS.get(name, 1024):
         prompts = PROMPT.repeat(min(ROWS, RUNS.get(name, 1024) - len(texts)), 1)
         result = specnb.generate(
-            target(name), prompts, attention_mask=torch.ones_like(prompts), do_sample=True, max_new_tokens=NEW + 1,
-            seed=10**6 + len(texts), **{**SETTINGS[setting], **method(name), **options},
-        )  # fmt: skip
+            target(name),
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=True,
+            max_new_tokens=NEW + 1,
+            seed=10**6 + len(texts),
+            **{**SETTINGS[setting], **method(name), **options},
+        )
         texts += [row.ids[:NEW] for row in result.rows]
         drafted, accepted = drafted + result.num_draft_tokens, accepted + result.num_accepted_draft_tokens
     return texts, drafted, accepted
@@ -114,30 +116,30 @@ def run(name: str, setting: str, **options: Any) -> tuple[list[tuple[int, ...]],
 
 @pytest.mark.parametrize("setting", ["plain", "all"])
 @pytest.mark.parametrize("name", NAMES)
-def test_joint_law_of_three_tokens(name: str, setting: str) -> None:
+def test_joint_distribution_of_three_tokens(name: str, setting: str) -> None:
     texts, drafted, accepted = run(name, setting)
     assert drafted > len(texts)  # two or more a text
     assert accepted > len(texts) / 5
     assert drafted - accepted > len(texts) / 10
-    assert follows(texts, exact(name, setting))
-    law = exact(name, setting)
-    assert all(law[a * VOCAB**2 + b * VOCAB + c] > 0 for a, b, c in set(texts))
+    joint = exact(name, setting)
+    assert follows(texts, joint)
+    assert all(joint[a * VOCAB**2 + b * VOCAB + c] > 0 for a, b, c in set(texts))
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_joint_law_with_block_verification(name: str) -> None:
+def test_joint_distribution_with_block_verification(name: str) -> None:
     assert follows(run(name, "temperature", verification="block")[0], exact(name, "temperature"))
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_joint_law_with_a_confidence_threshold_and_a_schedule(name: str) -> None:
-    """Where a draft ends depends on what was drawn; the law must not."""
+def test_joint_distribution_with_a_confidence_threshold_and_a_schedule(name: str) -> None:
+    """The end of a draft depends on what was drawn; the output distribution must not."""
     options = {"assistant_confidence_threshold": 0.3, "num_assistant_tokens_schedule": "heuristic"}
     assert follows(run(name, "all", **options)[0], exact(name, "all"))
 
 
 @pytest.mark.parametrize("name", ["early exit", "MTP GLM"])
-def test_joint_law_one_row_at_a_time(name: str) -> None:
+def test_joint_distribution_one_row_at_a_time(name: str) -> None:
     options = SETTINGS["all"] | method(name) | {"do_sample": True, "max_new_tokens": NEW + 1}
     texts = [
         specnb.generate(target(name), PROMPT, attention_mask=torch.ones_like(PROMPT), seed=s, **options).ids[:NEW]
@@ -147,54 +149,54 @@ def test_joint_law_one_row_at_a_time(name: str) -> None:
 
 
 # ---------------------------------------------------------------- teeth
-def argmax_judged_as_drawn(self: Growing, logits: Tensor) -> None:
-    """The fault of another Gemma 4 drafter: the best token, reported with the law it was not drawn from."""
+def argmax_judged_as_drawn(self: DraftBuilder, logits: Tensor) -> None:
+    """A mistake of another Gemma 4 drafter: the best token, reported as if drawn from q."""
     ADD(self, logits)
-    self.tokens[-1] = int(self.laws[-1].argmax())
+    self.tokens[-1] = int(self.probs[-1].argmax())
 
 
-def a_law_before_the_processors(self: Growing, logits: Tensor) -> None:
-    """Drawn from the processed law, reported with the raw one."""
+def q_before_the_processors(self: DraftBuilder, logits: Tensor) -> None:
+    """Drawn from the processed distribution, reported with the raw one."""
     ADD(self, logits)
-    raw = torch.full_like(self.laws[-1], -torch.inf)
+    raw = torch.full_like(self.probs[-1], -torch.inf)
     raw[: len(logits)] = logits.float()
-    self.laws[-1] = raw.softmax(-1)
+    self.probs[-1] = raw.softmax(-1)
 
 
-def a_law_in_another_order(self: Growing, logits: Tensor) -> None:
-    """The fault of another cross-tokenizer sampler: columns paired by the order of a dictionary."""
+def q_in_another_order(self: DraftBuilder, logits: Tensor) -> None:
+    """A mistake of another cross-tokenizer sampler: columns paired by the order of a dictionary."""
     ADD(self, logits)
-    has = self.laws[-1].nonzero()[:, 0]
-    self.laws[-1][has] = self.laws[-1][has.flip(0)].clone().clamp(min=1e-6)
+    has = self.probs[-1].nonzero()[:, 0]
+    self.probs[-1][has] = self.probs[-1][has.flip(0)].clone().clamp(min=1e-6)
 
 
-ADD = Growing.add
-WRONG: dict[str, tuple[Callable[[Growing, Tensor], None], str]] = {
+ADD = DraftBuilder.add
+WRONG: dict[str, tuple[Callable[[DraftBuilder, Tensor], None], str]] = {
     "argmax judged as drawn": (argmax_judged_as_drawn, "plain"),
-    "a law before the processors": (a_law_before_the_processors, "temperature"),
-    "a law in another order": (a_law_in_another_order, "plain"),
+    "q before the processors": (q_before_the_processors, "temperature"),
+    "q in another order": (q_in_another_order, "plain"),
 }
 
 
 @pytest.mark.parametrize(
     ("wrong", "name"),
     [("argmax judged as drawn", name) for name in TEETH]
-    + [("a law before the processors", "early exit"), ("a law in another order", "universal")],
+    + [("q before the processors", "early exit"), ("q in another order", "universal")],
 )
-def test_the_comparison_catches_wrong_laws(wrong: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rule, setting = WRONG[wrong]
-    monkeypatch.setattr(Growing, "add", rule)
+def test_the_comparison_catches_a_wrong_q(wrong: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    add, setting = WRONG[wrong]
+    monkeypatch.setattr(DraftBuilder, "add", add)
     assert not follows(run(name, setting)[0], exact(name, setting))
 
 
 def test_the_comparison_catches_a_bias_of_a_tenth() -> None:
-    """Texts of which one in ten is another than it should be are told from true ones."""
+    """Texts of which one in ten is replaced by the likeliest one do not pass."""
     for name in ("early exit", "Gemma 4 dense"):
         texts, _, _ = run(name, "plain")
-        law = exact(name, "plain")
-        likely = int(law.argmax())
+        joint = exact(name, "plain")
+        likely = int(joint.argmax())
         favoured = (likely // VOCAB**2, likely // VOCAB % VOCAB, likely % VOCAB)
-        assert not follows([favoured if i % 10 == 0 else text for i, text in enumerate(texts)], law)
+        assert not follows([favoured if i % 10 == 0 else text for i, text in enumerate(texts)], joint)
 
 
 # ---------------------------------------------------------------- SMP-02 and SMP-04, as filed
@@ -203,39 +205,47 @@ def test_the_comparison_catches_a_bias_of_a_tenth() -> None:
 def test_SMP_02_second_token_after_a_given_first(name: str, settings: dict[str, Any]) -> None:
     """The second token, where a draft was verified, after each of the two likeliest first ones."""
     prompts = PROMPT.repeat(400, 1)
-    result = specnb.generate(target(name), prompts, attention_mask=torch.ones_like(prompts), do_sample=True, seed=9,
-                             max_new_tokens=4, **settings, **method(name) | {"num_assistant_tokens": 2})  # fmt: skip
+    result = specnb.generate(
+        target(name),
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        do_sample=True,
+        seed=9,
+        max_new_tokens=4,
+        **settings,
+        **method(name) | {"num_assistant_tokens": 2},
+    )
     firsts = [row.ids[0] for row in result.rows]
     for first in sorted(set(firsts), key=firsts.count, reverse=True)[:2]:
         text = torch.cat([PROMPT, torch.tensor([[first]])], 1)
         with torch.no_grad():
             logits = target(name)(text).logits[:, -1].float()
-        law = warpers(settings)(text, logits).double().softmax(-1)[0]
+        p = warpers(settings)(text, logits).double().softmax(-1)[0]
         seconds = [row.ids[1] for row in result.rows if row.ids[0] == first]
         generator = torch.Generator().manual_seed(0)
-        draws = torch.multinomial(law, 1000 * len(seconds), replacement=True, generator=generator).view(1000, -1)
-        noise = torch.stack([(draw.bincount(minlength=VOCAB) / len(seconds) - law).abs().sum() / 2 for draw in draws])
+        draws = torch.multinomial(p, 1000 * len(seconds), replacement=True, generator=generator).view(1000, -1)
+        noise = torch.stack([(draw.bincount(minlength=VOCAB) / len(seconds) - p).abs().sum() / 2 for draw in draws])
         seen = torch.tensor(seconds).bincount(minlength=VOCAB).double() / len(seconds)
-        assert (seen - law).abs().sum() / 2 < noise.quantile(0.999)
+        assert (seen - p).abs().sum() / 2 < noise.quantile(0.999)
 
 
 def test_SMP_04_tokens_that_only_the_target_has_stay_reachable() -> None:
     texts, _, _ = run("universal", "plain")
-    law = exact("universal", "plain").view(VOCAB, VOCAB, VOCAB).sum((0, 2))
     alone = 3 + 4  # w4
+    expected = float(exact("universal", "plain").view(VOCAB, VOCAB, VOCAB).sum((0, 2))[alone])
     seconds = [text[1] for text in texts]
-    assert abs(seconds.count(alone) / len(texts) - float(law[alone])) < 4 * float(law[alone] / len(texts)) ** 0.5
+    assert abs(seconds.count(alone) / len(texts) - expected) < 4 * (expected / len(texts)) ** 0.5
 
 
 def test_universal_with_an_unlucky_table_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pairing itself turned around: the proposals are poor, the law is kept, since q is what was drawn from."""
+    """With the token table reversed, drafts are poor, but q is still what they were drawn from: the output is exact."""
     begin = Universal.__init__
 
     def turned(self: Universal, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
         if self.shared is not None:
             self.shared = self.shared[0], self.shared[1].flip(0)
-            self.counterpart = dict(zip(*(table.tolist() for table in self.shared), strict=True))
+            self.assistant_id_of = dict(zip(*(table.tolist() for table in self.shared), strict=True))
 
     monkeypatch.setattr(Universal, "__init__", turned)
     assert follows(run("universal", "plain")[0], exact("universal", "plain"))

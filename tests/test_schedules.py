@@ -21,17 +21,17 @@ PERFECT, NOISY, USELESS = tiny.noisy(T, 0), tiny.noisy(T, 0.03), tiny.llama(seed
 X = tiny.ids(0, 7)
 
 
-def step(drafted: int, accepted: int, draft: float = 0.0, verify: float = 1.0, signal: int = 0) -> Step:
+def step(drafted: int, accepted: int, draft: float = 0.0, verify: float = 1.0, match_length: int = 0) -> Step:
     """A step with `draft` seconds per drafted token."""
     emitted = (5,) * (accepted + 1)
-    return Step(0, (5,) * drafted, accepted, emitted, draft * drafted, verify, 0.0, signal=signal)
+    return Step(0, (5,) * drafted, accepted, emitted, draft * drafted, verify, 0.0, match_length=match_length)
 
 
 def replayed(schedule: Any, steps: Sequence[Step]) -> list[int]:
     """What the schedule answered before each of the steps."""
     asked = []
     for one in steps:
-        asked.append(schedule.length(one.signal))
+        asked.append(schedule.length(one.match_length))
         schedule.update(one)
     return asked
 
@@ -88,7 +88,7 @@ def adaptive_run(draft: Any, new: int = 120, **options: Any) -> GenerationResult
 
 @pytest.mark.parametrize("draft", ["perfect", "noisy", "useless"])
 def test_adaptive_replays_from_a_saved_trace(draft: str) -> None:
-    """Fed the steps that a file holds, it answers what it answered then: the lengths drafted, up to the room left."""
+    """With the steps of a saved trace it gives the same lengths again, up to the tokens that remained."""
     model = {"perfect": PERFECT, "noisy": NOISY, "useless": USELESS}[draft]
     result = adaptive_run(model)
     saved = GenerationResult.from_json(json.dumps(json.loads(result.to_json())))
@@ -96,24 +96,24 @@ def test_adaptive_replays_from_a_saved_trace(draft: str) -> None:
     answers = replayed(schedule, saved.steps)
     assert answers == replayed(twice, saved.steps)
     for one, answer in zip(saved.steps[1:], answers[1:], strict=True):
-        room = 120 - (one.position - 7) - 1
-        assert len(one.drafted) == min(answer, room)
+        remaining = 120 - (one.position - 7) - 1
+        assert len(one.drafted) == min(answer, remaining)
 
 
-def test_adaptive_with_prompt_lookup_replays_its_signal() -> None:
+def test_adaptive_with_prompt_lookup_replays_its_match_lengths() -> None:
     prompt = tiny.ids(5, 5).repeat(1, 6)
     result = spec(T, prompt, max_new_tokens=80, method="prompt_lookup", num_assistant_tokens_schedule="adaptive")
     assert list(result.ids) == plain(T, prompt, max_new_tokens=80)
     schedule = Adaptive(10)
     for one, answer in zip(result.steps, replayed(schedule, result.steps), strict=True):
-        if one.signal:
+        if one.match_length:
             assert len(one.drafted) == min(answer, 80 - (one.position - 30) - 1)
 
 
 def play(
     acceptance: float, draft: float, steps: int = 400, verify: float = 1.0, per_token: float = 0.0, seed: int = 0
 ) -> list[Step]:
-    """Steps of a schedule in a world where drafted tokens stand with `acceptance` and cost `draft` seconds each."""
+    """Steps of a schedule; drafted tokens are accepted with probability `acceptance` and cost `draft` seconds."""
     generator, schedule, done = torch.Generator().manual_seed(seed), Adaptive(5), []
     for _ in range(steps):
         k = schedule.length()
@@ -135,7 +135,7 @@ def emitted(steps: Sequence[Step]) -> int:
 
 @pytest.mark.parametrize("draft", [0.05, 0.3, 1.0])
 def test_adaptive_with_a_useless_drafter(draft: float) -> None:
-    """The drafted share tends to 0, and the time lost against plain decoding to a few per cent; passes never exceed it."""
+    """The share of steps with a draft tends to 0, the time lost to a few per cent, without any extra pass."""
     steps = play(0.0, draft, 1000)
     assert all(len(one.emitted) == 1 for one in steps)
     shares = [
@@ -232,7 +232,7 @@ def test_adaptive_with_a_clock_that_stands_still() -> None:
     schedule = Adaptive(5)
     for _ in range(20):
         k = schedule.length()
-        assert 0 <= k <= max(5, Adaptive.LONGEST)
+        assert 0 <= k <= max(5, Adaptive.MAX_LENGTH)
         schedule.update(step(k, k // 2, 0.0, 0.0))
 
 
@@ -255,8 +255,15 @@ def test_SPD_01_adaptive_counters_agree_with_the_models() -> None:
     for draft in (PERFECT, NOISY, tiny.noisy(T, 0.5), USELESS):
         for k in (1, 5, 20):
             with watched(T) as calls, watched(draft) as of_draft:
-                result = spec(T, X, max_new_tokens=60, assistant_model=draft, num_assistant_tokens=k,
-                              num_assistant_tokens_schedule="adaptive", **EAGER)  # fmt: skip
+                result = spec(
+                    T,
+                    X,
+                    max_new_tokens=60,
+                    assistant_model=draft,
+                    num_assistant_tokens=k,
+                    num_assistant_tokens_schedule="adaptive",
+                    **EAGER,
+                )
             assert result.target_passes == len(result.steps) == len(calls) <= 60
             assert result.num_draft_tokens == len(of_draft)
             assert result.num_accepted_draft_tokens + len(result.steps) == result.num_emitted_tokens == 60
@@ -264,8 +271,15 @@ def test_SPD_01_adaptive_counters_agree_with_the_models() -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_confidence_stop_works_with_every_schedule(name: str) -> None:
-    result = spec(T, X, max_new_tokens=60, assistant_model=NOISY, num_assistant_tokens=6, num_assistant_tokens_schedule=name,
-                  assistant_confidence_threshold=0.5)  # fmt: skip
+    result = spec(
+        T,
+        X,
+        max_new_tokens=60,
+        assistant_model=NOISY,
+        num_assistant_tokens=6,
+        num_assistant_tokens_schedule=name,
+        assistant_confidence_threshold=0.5,
+    )
     assert list(result.ids) == plain(T, X, max_new_tokens=60)
     free = spec(
         T,

@@ -44,10 +44,11 @@ def test_the_methods_that_the_pair_can_run(ip: Any, cell: Any, capsys: pytest.Ca
 
 
 def test_one_option_varied_and_transformers_own(ip: Any, cell: Any) -> None:
-    line = "draft_model --vary num-assistant-tokens=1,3-4 --assistant-confidence-threshold 0 --transformers --repeats 1 --max-new-tokens 10 -q"
+    line = "draft_model --vary num-assistant-tokens=1,3-4 --assistant-confidence-threshold 0 --transformers"
+    line += " --repeats 1 --max-new-tokens 10 -q"
     assert cell(f"%%specbench {line}\n{STORY}") == ""
     found: Comparison = ip.user_ns["_specbench"]
-    assert found.swept == "num_assistant_tokens"
+    assert found.varied_option == "num_assistant_tokens"
     assert [row.options.get("num_assistant_tokens") for row in found.rows] == [None, 1, 3, 4]
     assert all(row.options["assistant_confidence_threshold"] == 0 for row in found.rows[1:])
     assert all(row.own_ratio for row in found.rows)

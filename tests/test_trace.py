@@ -16,7 +16,7 @@ from checks import EAGER, consistent, padded, spec
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import specnb
-from specnb.trace import ORIGINS, GenerationResult, Row, Step
+from specnb.trace import ORIGINS, GenerationResult, RowResult, Step
 
 STEPS = (
     Step(7, (), 0, (5,)),
@@ -30,7 +30,7 @@ IDS = tuple(token for step in STEPS for token in step.emitted)
 
 def made() -> GenerationResult:
     return GenerationResult(
-        "draft_model", [Row((3,) * 7, IDS, STEPS, "eos")], {"num_assistant_tokens": 3}, 4, 1.5, target_passes=5
+        "draft_model", [RowResult((3,) * 7, IDS, STEPS, "eos")], {"num_assistant_tokens": 3}, 4, 1.5, target_passes=5
     )
 
 
@@ -48,8 +48,15 @@ def runs() -> dict[str, GenerationResult]:
     }
     ids, mask = padded([prompt, tiny.ids(1, 3)])
     out["rows"] = spec(model, ids, attention_mask=mask, max_new_tokens=20, **drafts["draft 0.03"])
-    out["text"] = specnb.generate(tiny.llama(vocab=330), "the quick", tokenizer=tiny.byte_tokenizer(), max_new_tokens=12,
-                                  do_sample=True, seed=2, method="prompt_lookup")  # fmt: skip
+    out["text"] = specnb.generate(
+        tiny.llama(vocab=330),
+        "the quick",
+        tokenizer=tiny.byte_tokenizer(),
+        max_new_tokens=12,
+        do_sample=True,
+        seed=2,
+        method="prompt_lookup",
+    )
     out["half"] = spec(tiny.llama().to(torch.bfloat16), prompt, max_new_tokens=10, method="prompt_lookup")
     return out
 
@@ -71,7 +78,7 @@ def test_metrics_by_hand() -> None:
 
 
 def test_metrics_of_nothing() -> None:
-    result = GenerationResult("plain", [Row((1,), (), (), "cancelled")])
+    result = GenerationResult("plain", [RowResult((1,), (), (), "cancelled")])
     assert (result.draft_acceptance_rate, result.mean_acceptance_length, result.acceptance_rate_by_position) == (
         0,
         1,
@@ -139,8 +146,18 @@ def test_json_round_trip(name: str) -> None:
         assert back.rows[0].text == result.rows[0].text
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"format": "other"}', '{"format": "specnb.GenerationResult/1"}',
-                                  '{"format": "specnb.GenerationResult/1", "method": "x", "rows": [{"steps": 3}]}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "null",
+        '{"format": "other"}',
+        '{"format": "specnb.GenerationResult/1"}',
+        '{"format": "specnb.GenerationResult/1", "method": "x", "rows": [{"steps": 3}]}',
+    ],
+)
 def test_json_of_something_else_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"not a specnb\.GenerationResult"):
         GenerationResult.from_json(text)
@@ -215,7 +232,7 @@ METHODS = {
 @pytest.mark.parametrize("how", ["greedy", "sampled", "block", "with a processor of the text"])
 @pytest.mark.parametrize("method", METHODS)
 def test_probabilities_of_drafted_tokens(method: str, how: str) -> None:
-    """They are those of the models' own laws, computed here again from the whole text before each token."""
+    """They are those of the models' own distributions, computed again from the whole text before each token."""
     model = tiny.llama()
     draft = tiny.noisy(model, 0.03)
     options: dict[str, Any] = {
@@ -234,7 +251,7 @@ def test_probabilities_of_drafted_tokens(method: str, how: str) -> None:
     assert all(step.draft_probabilities is step.target_probabilities is None for step in unasked.steps)
     assert GenerationResult.from_json(result.to_json()).steps == result.steps
 
-    def law(of: Any, before: list[int]) -> torch.Tensor:
+    def probs(of: Any, before: list[int]) -> torch.Tensor:
         ids = torch.tensor([before])
         with torch.no_grad():
             scores = of(ids).logits[:, -1].float()
@@ -248,12 +265,14 @@ def test_probabilities_of_drafted_tokens(method: str, how: str) -> None:
         judged = min(len(step.emitted), len(step.drafted))
         assert len(step.target_probabilities or ()) == judged
         before = [[*text[: step.position], *step.drafted[:i]] for i in range(len(step.drafted))]
-        expected = [float(law(model, ids)[token]) for ids, token in zip(before, step.drafted, strict=True)]
-        assert step.target_probabilities is None or step.target_probabilities == pytest.approx(expected[:judged], abs=1e-5)  # fmt: skip
+        expected = [float(probs(model, ids)[token]) for ids, token in zip(before, step.drafted, strict=True)]
+        assert step.target_probabilities is None or step.target_probabilities == pytest.approx(
+            expected[:judged], abs=1e-5
+        )
         if drafter is None or not step.drafted:
             assert step.draft_probabilities is None
         else:
-            expected = [float(law(drafter, ids)[token]) for ids, token in zip(before, step.drafted, strict=True)]
+            expected = [float(probs(drafter, ids)[token]) for ids, token in zip(before, step.drafted, strict=True)]
             assert step.draft_probabilities == pytest.approx(expected, abs=1e-5)
     assert any(step.target_probabilities for step in result.steps)
 
@@ -261,8 +280,11 @@ def test_probabilities_of_drafted_tokens(method: str, how: str) -> None:
 def _processors(options: dict[str, Any]) -> list[Any]:
     from transformers.generation import logits_process as of
 
-    makers = {"repetition_penalty": of.RepetitionPenaltyLogitsProcessor, "temperature": of.TemperatureLogitsWarper,
-              "top_k": of.TopKLogitsWarper}  # fmt: skip
+    makers = {
+        "repetition_penalty": of.RepetitionPenaltyLogitsProcessor,
+        "temperature": of.TemperatureLogitsWarper,
+        "top_k": of.TopKLogitsWarper,
+    }
     own = {"top_k": 50} if options.get("do_sample") else {}  # generate()'s default
     return [makers[name](value) for name, value in (own | options).items() if name in makers]
 
@@ -278,8 +300,14 @@ def test_a_processor_that_counts_its_calls_is_called_no_more_often_for_probabili
     counts = []
     for probabilities in (False, True):
         counting = Counting()
-        result = spec(tiny.llama(), tiny.ids(0, 7), max_new_tokens=20, method="prompt_lookup",
-                      logits_processor=LogitsProcessorList([counting]), probabilities=probabilities)  # fmt: skip
+        result = spec(
+            tiny.llama(),
+            tiny.ids(0, 7),
+            max_new_tokens=20,
+            method="prompt_lookup",
+            logits_processor=LogitsProcessorList([counting]),
+            probabilities=probabilities,
+        )
         assert result.num_draft_tokens
         counts.append(counting.calls)
     assert counts[0] == counts[1] == 20
@@ -287,9 +315,9 @@ def test_a_processor_that_counts_its_calls_is_called_no_more_often_for_probabili
 
 def test_pandas_and_decoder_have_probabilities() -> None:
     model = tiny.llama()
-    engine = specnb.decoder(method="prompt_lookup", probabilities=True)
-    model.generate(tiny.ids(0, 7), max_new_tokens=20, do_sample=False, custom_generate=engine)
-    table = engine.result.to_pandas()
+    decoder = specnb.decoder(method="prompt_lookup", probabilities=True)
+    model.generate(tiny.ids(0, 7), max_new_tokens=20, do_sample=False, custom_generate=decoder)
+    table = decoder.result.to_pandas()
     assert table.target_probabilities.notna().any() and table.draft_probabilities.isna().all()
 
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, pipeline
 
 import specnb
 from specnb.drafters import universal
-from specnb.drafters.growing import Growing
+from specnb.drafters.draft_builder import DraftBuilder
 from specnb.drafters.retokenize import Retokenized, continuation, shared_tokens
 
 
@@ -30,8 +30,12 @@ def sentence_piece(size: int, bos: bool = True) -> PreTrainedTokenizerFast:
     content["added_tokens"] = [token for token in content["added_tokens"] if not token["content"].startswith("<0x")]
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(content)),
-        bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<unk>", clean_up_tokenization_spaces=False,
-    )  # fmt: skip
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    )
 
 
 BYTE, BYTE_2 = tiny.byte_tokenizer(330), tiny.byte_tokenizer(300)
@@ -52,7 +56,7 @@ def llama(tokenizer: Any, seed: int) -> PreTrainedModel:
 
 @cache
 def models(pair: str) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A target, and a draft that repeats what the target likes: embeddings and head of tokens spelt alike are shared."""
+    """A target and a draft that agrees with it often: tokens spelt alike have the same embeddings and head."""
     one, two = PAIRS[pair]
     target, draft = llama(one, 0), llama(two, 0)
     mine, theirs = shared_tokens(one, two, len(one), len(two))
@@ -88,7 +92,7 @@ def unfinished(tokenizer: Any, ids: list[int]) -> bool:
 def readings() -> Iterator[list[tuple[list[int], list[int]]]]:
     """(the target's ids, the draft's ids) of every reading of a row."""
     seen: list[tuple[list[int], list[int]]] = []
-    read = universal.Universal._read
+    read = universal.Universal._update
 
     def record(self: Any, row: Any) -> Any:
         reading = read(self, row)
@@ -96,7 +100,7 @@ def readings() -> Iterator[list[tuple[list[int], list[int]]]]:
         return reading
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(universal.Universal, "_read", record)
+        patch.setattr(universal.Universal, "_update", record)
         yield seen
 
 
@@ -156,9 +160,10 @@ def test_a_draft_that_writes_the_same_text_is_accepted_in_full() -> None:
     assert list(result.ids) == expected
     assert result.draft_acceptance_rate == 1
     assert result.num_draft_tokens > 20
-    sampled = specnb.generate(target, prompt, do_sample=True, top_k=0, seed=3, max_new_tokens=30, suppress_tokens=[0, 1, 2],
-                              **how)  # fmt: skip
-    assert sampled.draft_acceptance_rate == 1  # the same law in other ids
+    sampled = specnb.generate(
+        target, prompt, do_sample=True, top_k=0, seed=3, max_new_tokens=30, suppress_tokens=[0, 1, 2], **how
+    )
+    assert sampled.draft_acceptance_rate == 1  # the same distribution in other ids
 
 
 @pytest.mark.parametrize("pair", ["byte to SP", "SP to byte"])
@@ -217,8 +222,9 @@ def test_eos_of_the_two_tokenizers_are_counterparts() -> None:
     pairs = dict(zip(mine.tolist(), theirs.tolist(), strict=True))
     assert pairs[one.eos_token_id] == two.eos_token_id
     assert {one.convert_ids_to_tokens(a): two.convert_ids_to_tokens(b) for a, b in pairs.items()} == {
-        "</s>": "</s>", **{name: name for name in names}
-    }  # fmt: skip
+        "</s>": "</s>",
+        **{name: name for name in names},
+    }
     assert 0 not in pairs  # <unk> is no text
     small = shared_tokens(one, two, 8, 10)  # models with fewer ids than their tokenizers
     assert int(small[0].max()) < 8
@@ -255,37 +261,48 @@ class Shuffled:
 
 
 def by_hand(text: str) -> Tensor:
-    """The draft's law over the target's ids after a text: its softmax over the tokens that both have, at their ids."""
-    own, law = W_TWO.get_vocab(), torch.zeros(len(W_ONE))
+    """The draft's distribution over the target's ids after a text: softmax over the tokens that both have."""
+    own, probs = W_TWO.get_vocab(), torch.zeros(len(W_ONE))
     with torch.no_grad():
         logits = W_D(torch.tensor([W_TWO(text)["input_ids"]])).logits[0, -1]
     for word, i in W_ONE.get_vocab().items():
         if word in own and word not in ("<unk>", "<s>"):
-            law[i] = logits[own[word]].exp()
-    return law / law.sum()
+            probs[i] = logits[own[word]].exp()
+    return probs / probs.sum()
 
 
 @pytest.mark.parametrize("order", [None, 1, 2])
 def test_SMP_04_q_is_the_one_computed_by_hand(order: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = (W_ONE, W_TWO) if order is None else (Shuffled(W_ONE, order), Shuffled(W_TWO, order + 9))
     seen: list[tuple[list[int], Tensor, list[int]]] = []
-    add = Growing.add
+    add = DraftBuilder.add
 
-    def record(self: Growing, logits: Tensor) -> None:
+    def record(self: DraftBuilder, logits: Tensor) -> None:
         text = [*self.row.ids, *self.tokens]
         add(self, logits)
-        seen.append((text, self.laws[-1], self.tokens))
+        seen.append((text, self.probs[-1], self.tokens))
 
-    monkeypatch.setattr(Growing, "add", record)
-    result = specnb.generate(W_T, W_X, attention_mask=torch.ones_like(W_X), do_sample=True, top_k=0, seed=3,
-                             max_new_tokens=90, assistant_model=W_D, tokenizer=one, assistant_tokenizer=two, **STEADY)  # fmt: skip
+    monkeypatch.setattr(DraftBuilder, "add", record)
+    result = specnb.generate(
+        W_T,
+        W_X,
+        attention_mask=torch.ones_like(W_X),
+        do_sample=True,
+        top_k=0,
+        seed=3,
+        max_new_tokens=90,
+        assistant_model=W_D,
+        tokenizer=one,
+        assistant_tokenizer=two,
+        **STEADY,
+    )
     assert result.method == "universal"
     assert len(seen) > 30
-    for ids, law, tokens in seen:
+    for ids, q, tokens in seen:
         text = W_ONE.decode([i for i in ids if i > 2])
-        assert (law - by_hand(text)).abs().max() < 1e-5
-        assert not law[[3 + 14, 3 + 15, 0, 1]].any()  # w14, w15 and the specials are the target's alone
-        assert all(law[token] > 0 for token in tokens[-1:])
+        assert (q - by_hand(text)).abs().max() < 1e-5
+        assert not q[[3 + 14, 3 + 15, 0, 1]].any()  # w14, w15 and the specials are the target's alone
+        assert all(q[token] > 0 for token in tokens[-1:])
     assert {17, 18} & set(result.ids)  # and reachable all the same
 
 
@@ -364,8 +381,15 @@ def test_equal_tokenizers_take_the_plain_path_whatever_the_sizes() -> None:
         draft = tiny.llama(seed=3, vocab=size)
         prompt = BYTE("the quick", return_tensors="pt")["input_ids"]
         target = models("byte to SP")[0]
-        result = spec(target, prompt, max_new_tokens=12, assistant_model=draft, tokenizer=BYTE,
-                      assistant_tokenizer=tiny.byte_tokenizer(330), **STEADY)  # fmt: skip
+        result = spec(
+            target,
+            prompt,
+            max_new_tokens=12,
+            assistant_model=draft,
+            tokenizer=BYTE,
+            assistant_tokenizer=tiny.byte_tokenizer(330),
+            **STEADY,
+        )
         assert result.method == "draft_model"
 
 
@@ -392,8 +416,16 @@ def test_the_context_of_the_draft_is_respected() -> None:
         how = {"assistant_model": draft, "tokenizer": BYTE, "assistant_tokenizer": SP, **STEADY}
         for sample in (False, True):
             with watched(draft) as calls:
-                result = specnb.generate(target, prompt, attention_mask=torch.ones_like(prompt), do_sample=sample, seed=1,
-                                         max_new_tokens=60, num_assistant_tokens=9, **how)  # fmt: skip
+                result = specnb.generate(
+                    target,
+                    prompt,
+                    attention_mask=torch.ones_like(prompt),
+                    do_sample=sample,
+                    seed=1,
+                    max_new_tokens=60,
+                    num_assistant_tokens=9,
+                    **how,
+                )
             assert len(result.ids) == 60
             assert calls.largest_position < 40
             if not sample:
@@ -424,7 +456,7 @@ def test_partial_characters_and_specials(pair: str) -> None:
     "tokenizer", [BYTE, SP, BYTE_2, PAIRS["SP to SP"][1]], ids=["byte", "SP", "byte 2", "SP no bos"]
 )
 def test_growing_text_keeps_its_meaning(tokenizer: Any) -> None:
-    """Whatever the pieces: the ids decode to the text so far, and what is said to stand does stand."""
+    """Whatever the pieces, the ids decode to the text so far, and the ids reported as unchanged are unchanged."""
     text = "".join(TEXTS) + " a b\n\t 12,3 éé😀😀🎉 the quick  brown  fox " * 4
     generator = torch.Generator().manual_seed(0)
     for _ in range(10):
@@ -433,9 +465,9 @@ def test_growing_text_keeps_its_meaning(tokenizer: Any) -> None:
         while at < len(text):
             step = int(torch.randint(1, 9, (), generator=generator))
             before = list(held.ids)
-            stands = held.extend(text[at : at + step])
+            unchanged = held.extend(text[at : at + step])
             at += step
-            assert held.ids[:stands] == before[:stands]
+            assert held.ids[:unchanged] == before[:unchanged]
             assert held.text == text[:at]
             decoded = text_of(tokenizer, held.ids)
             assert decoded.removeprefix(" ") == text[:at].removeprefix(" ")
@@ -459,8 +491,9 @@ def test_bound_and_in_a_pipeline() -> None:
     expected = plain(target, prompt_of(pair, "the quick"), max_new_tokens=16)
     decoder = specnb.decoder(**given(pair))
     prompt = prompt_of(pair, "the quick")
-    out = target.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=16,
-                          custom_generate=decoder)  # fmt: skip
+    out = target.generate(
+        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=16, custom_generate=decoder
+    )
     assert out[0, prompt.shape[1] :].tolist() == expected
     pipe = pipeline("text-generation", model=target, tokenizer=BYTE, device="cpu")
     said = pipe("the quick", do_sample=False, max_new_tokens=16, custom_generate=decoder, return_full_text=False)

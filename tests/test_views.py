@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from specnb.trace import GenerationResult, Row, Step
-from specnb.views.html import STYLE, TokenHtml, result_view, stats_line, table, token_view
+from specnb.trace import GenerationResult, RowResult, Step
+from specnb.views.html import STYLE, TokenHtml, result_view, stats_line, token_view
+from specnb.views.table import Table
 from specnb.views.text import legend, marked_text, speed_text, stats_text, visible
-from specnb.views.text import table as text_table
 
 
-def row(texts: list[str], rejected: bool = True) -> Row:
-    """Three steps over five tokens: plain; two accepted and a correction; one accepted (none drafted more) and a bonus."""
+def row(texts: list[str], rejected: bool = True) -> RowResult:
+    """Three steps: one token without a draft; two accepted and a correction; all drafted accepted (one) and a bonus."""
     a, b, c, d, e, f = texts
     steps = (
         Step(3, (), 0, (1,)),
@@ -28,10 +28,10 @@ def row(texts: list[str], rejected: bool = True) -> Row:
         Step(7, (5,), 1, (5, 6), 0.1, 0.2),
     )
     wrong = ((), (" wrong", "<draft>"), ()) if rejected else None
-    return Row((7, 7, 7), (1, 2, 3, 4, 5, 6), steps, "length", (a, b, c, d, e, f), wrong)
+    return RowResult((7, 7, 7), (1, 2, 3, 4, 5, 6), steps, "length", (a, b, c, d, e, f), wrong)
 
 
-def result(*rows: Row) -> GenerationResult:
+def result(*rows: RowResult) -> GenerationResult:
     return GenerationResult("draft_model", list(rows), {"max_new_tokens": 6}, seconds=1.25, target_passes=4)
 
 
@@ -83,7 +83,7 @@ def test_legend_names_what_occurs() -> None:
     shown = token_view(row(TEXTS))
     for name in ("<ins>accepted</ins>", "<mark>corrected</mark>", "<b>bonus</b>", "plain", "<del>rejected</del>"):
         assert name in shown
-    only_plain = Row((1,), (1, 2), (Step(1, (), 0, (1,)), Step(2, (), 0, (2,))), "length", ("a", "b"))
+    only_plain = RowResult((1,), (1, 2), (Step(1, (), 0, (1,)), Step(2, (), 0, (2,))), "length", ("a", "b"))
     assert "<small>" not in token_view(only_plain)
     assert legend({"plain"}) == ""
 
@@ -101,7 +101,7 @@ def test_style_has_no_colour_alone() -> None:
 def test_everything_is_escaped(text: str) -> None:
     parsed = _Checked(token_view(row([text, *TEXTS[1:]])))
     assert parsed.text["pre"] == "\n" + text and "script" not in parsed.tags
-    assert html.escape(text, quote=False) in table([[text]], [text])
+    assert html.escape(text, quote=False) in Table([[text]], [text]).to_html()
 
 
 def test_control_characters_become_visible() -> None:
@@ -117,7 +117,7 @@ def test_first_line_break_right_to_left_and_partial_characters() -> None:
 
 
 def test_without_text_the_ids_are_shown() -> None:
-    bare = Row((7,), (1, 2), (Step(1, (1, 5), 1, (1, 2)),), "length")
+    bare = RowResult((7,), (1, 2), (Step(1, (1, 5), 1, (1, 2)),), "length")
     parsed = _Checked(token_view(bare))
     assert parsed.text == {"pre": "\n", "ins": "1 ", "mark": "2 ", "del": "5 "}
     assert "⟦1 ⟧‹2 ›" in marked_text(result(bare))
@@ -128,7 +128,7 @@ def test_long_texts_are_small_and_quick() -> None:
         Step(4 * i, (1, 2, 9), 2, (1, 2, 3, 4)[: 3 + i % 2] if i % 2 == 0 else (1, 2, 3)) for i in range(3400)
     )
     count = sum(len(step.emitted) for step in steps)
-    long = Row((1,), (1,) * count, steps, "length", (" <word>",) * count, ((" wrong",),) * len(steps))
+    long = RowResult((1,), (1,) * count, steps, "length", (" <word>",) * count, ((" wrong",),) * len(steps))
     assert count > 10_000
     start = time.perf_counter()
     shown = token_view(long)
@@ -149,7 +149,8 @@ def test_marked_text() -> None:
     assert shown == (
         "The⟦ quick brown⟧‹ fox›⟦ jumps⟧«.»\n"
         "⟦accepted⟧ ‹corrected› «bonus» plain\n"
-        "draft_model · 6 tokens in 4 target passes · accepted 3 of 5 drafted (60.0%) · mean acceptance length 2.50 · ended: length"
+        "draft_model · 6 tokens in 4 target passes · accepted 3 of 5 drafted (60.0%) · mean acceptance length 2.50"
+        " · ended: length"
     )
     assert str(result(row(TEXTS))) == shown
 
@@ -177,20 +178,23 @@ def test_statistics_have_no_times() -> None:
 def test_tables() -> None:
     rows = [["plain", 1.0, None, True], ["lookup", 12.345, 3, False]]
     headers = ["method", "tokens/s", "passes", "same"]
-    assert text_table(rows, headers) == (
-        "method  tokens/s  passes  same\n------  --------  ------  ----\nplain       1.00       -  yes\nlookup     12.35       3  no"
+    assert Table(rows, headers).to_text() == (
+        "method  tokens/s  passes  same\n"
+        "------  --------  ------  ----\n"
+        "plain       1.00       -  yes\n"
+        "lookup     12.35       3  no"
     ).replace("12.35", f"{12.345:.2f}")
-    parsed = _Checked(table(rows, headers))
-    assert "table" in parsed.tags and "<td class=n>1.00</td>" in table(rows, headers)
-    assert text_table([], ["a"]) == "a\n-"
+    parsed = _Checked(Table(rows, headers).to_html())
+    assert "table" in parsed.tags and "<td class=n>1.00</td>" in Table(rows, headers).to_html()
+    assert Table([], ["a"]).to_text() == "a\n-"
 
 
 _PROGRAM = """
 import sys; sys.path.insert(0, {tests!r})
 from test_views import TEXTS, result, row
-from specnb.views.html import table
+from specnb.views.table import Table
 one = result(row(TEXTS), row(["<a>", *TEXTS[1:]]))
-print(ascii([repr(one), str(one), one._repr_html_(), table([["plain", 1.5, 2, None]], ["a", "b", "c", "d"])]))
+print(ascii([repr(one), str(one), one._repr_html_(), Table([["plain", 1.5, 2, None]], ["a", "b", "c", "d"]).to_html()]))
 """
 
 

@@ -1,6 +1,6 @@
-"""Compare methods fairly: the same prompts, runs interleaved and repeated, plain decoding always among them."""
+"""Comparisons of methods on the same prompts: interleaved, repeated, and always with plain decoding."""
 
-from specnb.bench.compare import compare, environment, labelled
+from specnb.bench.compare import compare, environment, label_runs
 from specnb.bench.comparison import Comparison, Run
 
-__all__ = ["Comparison", "Run", "compare", "environment", "labelled"]
+__all__ = ["Comparison", "Run", "compare", "environment", "label_runs"]

@@ -1,4 +1,4 @@
-"""Stopwatches for what runs inside a generation."""
+"""Timing of model calls and attention inside a generation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ from transformers import PreTrainedModel
 
 
 @contextmanager
-def timed() -> Iterator[list[float]]:
-    """Seconds spent in calls of transformers' models (the outermost of each), while nothing else in the process makes any."""
+def time_model_calls() -> Iterator[list[float]]:
+    """Measure the seconds spent in calls of transformers models.
+
+    It replaces `PreTrainedModel.__call__` for the whole process. Calls within calls are not counted twice.
+
+    Yields:
+        A list with one number, the seconds so far.
+    """
     spent, depth, call = [0.0], 0, PreTrainedModel.__call__
 
-    def clocked(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+    def timed_call(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         nonlocal depth
         began, depth = time.perf_counter(), depth + 1
         try:
@@ -27,7 +33,7 @@ def timed() -> Iterator[list[float]]:
             if not depth:
                 spent[0] += time.perf_counter() - began
 
-    PreTrainedModel.__call__ = clocked  # found before nn.Module's
+    PreTrainedModel.__call__ = timed_call  # takes precedence over nn.Module.__call__
     try:
         yield spent
     finally:
@@ -35,20 +41,25 @@ def timed() -> Iterator[list[float]]:
 
 
 @contextmanager
-def timed_attention(reading: bool = True) -> Iterator[list[float]]:
-    """Seconds spent in torch's attention kernel, while nothing else in the process runs it.
+def time_attention(reading: bool = True) -> Iterator[list[float]]:
+    """Measure the seconds spent in torch's `scaled_dot_product_attention`, which is replaced for the whole process.
 
-    With `reading` off it reads no key: zeros come out, and nothing that it would have read displaces anything in the processor's cache.
+    Args:
+        reading: False returns zeros instead of attending, so that no keys and values displace weights in the
+            processor's cache.
+
+    Yields:
+        A list with one number, the seconds so far.
     """
     spent, kernel = [0.0], torch.nn.functional.scaled_dot_product_attention
 
-    def clocked(query: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def timed_call(query: Tensor, *args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
         out = kernel(query, *args, **kwargs) if reading else torch.zeros_like(query)
         spent[0] += time.perf_counter() - began
         return out
 
-    torch.nn.functional.scaled_dot_product_attention = clocked
+    torch.nn.functional.scaled_dot_product_attention = timed_call
     try:
         yield spent
     finally:

@@ -1,23 +1,19 @@
-"""Running a comparison."""
+"""`compare`: generate from the same prompts with several methods, in turns."""
 
 from __future__ import annotations
 
 import os
 import platform
-import statistics
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from specnb.bench.comparison import Comparison, Run
+from specnb.bench.comparison import Comparison
+from specnb.bench.measured_run import Round, measured_run
 from specnb.bench.reference import Reference
-from specnb.options import Method
+from specnb.options import BENCH_REPEATS, COMPARE_MAX_NEW_TOKENS, WARM_UP_TOKENS, Method
 from specnb.text import prompt_inputs
-from specnb.trace import GenerationResult, Step
-
-_WARM_UP = 8  # tokens generated first, so that no run pays for what happens only once
 
 
 def compare(
@@ -25,9 +21,9 @@ def compare(
     prompts: str | Iterable[Any],
     runs: str | Method | Mapping[str, Any] | Iterable[Method | str | Mapping[str, Any]],
     *,
-    repeats: int = 3,
+    repeats: int = BENCH_REPEATS,
     warmup: int = 1,
-    max_new_tokens: int = 128,
+    max_new_tokens: int = COMPARE_MAX_NEW_TOKENS,
     chat: bool | None = None,
     system: str | None = None,
     transformers: bool | Collection[str] = False,
@@ -35,38 +31,45 @@ def compare(
     on_run: Callable[[int, int, str], object] | None = None,
     **options: Any,
 ) -> Comparison:
-    """Generate from the same prompts in several ways and compare speed, acceptance and texts.
+    """Generate from the same prompts with several methods or options, and compare speed, acceptance and texts.
 
-    The runs take turns, a different one first in each repeat, so that a machine that slows down slows all of them.
+    The runs take turns, and each repeat begins with another run, so that a machine that slows down slows all of them.
 
     Args:
-        pair_or_model: a `Pair` from `specnb.load`, or a target (then give `tokenizer=` for texts).
-        prompts: a text or several; token ids `[1, length]` may stand for a text, a list of texts for rows of one batch.
-        runs: what to compare, each a method's name, a `Method`, or a dict of `generate`'s arguments ("method" among them).
-            Plain decoding is put in front if it is not there.
+        pair_or_model: a `Pair` from `specnb.load`, or a target. With a target, texts need `tokenizer=`.
+        prompts: one prompt or several: texts, token ids `[1, length]`, or lists of texts, which become one batch.
+        runs: what to compare: names of methods, `Method` objects, or dicts of arguments of `generate` with "method".
+            Plain decoding is added as the first run.
         repeats: how often every run is timed.
-        warmup: short runs of each before the clock counts.
-        max_new_tokens: tokens per prompt.
-        chat, system: as in `text.prompt_inputs`, for prompts that are texts.
-        transformers: run transformers' own implementation too, right after specnb's: of every run, or of those with these labels.
-        cancel: when set, ends before the next token step; repeats that are complete are kept.
-        on_run: called before every run with the number of runs done, of all runs, and the label.
-        options: further arguments of `generate` for all runs.
+        warmup: number of short untimed runs of each.
+        max_new_tokens: most tokens to generate per prompt.
+        chat: whether texts are sent as chat messages, as in `specnb.text.prompt_inputs`.
+        system: the system message, as in `specnb.text.prompt_inputs`.
+        transformers: also run transformers' own implementation, right after specnb's: True for all runs, or the labels
+            of some (`label_runs`).
+        cancel: set this event to end the comparison within one step. Complete repeats are kept.
+        on_run: called before every run with the number of runs done, the number of all runs, and the label.
+        options: further arguments of `generate`, for all runs.
+
+    Returns:
+        The comparison of the complete repeats.
 
     Raises:
-        ValueError: as `generate`; before the measurement, since every run is warmed up first.
-        KeyboardInterrupt: as raised, with the comparison of the complete rounds as `.partial_result` (None if there is none).
+        ValueError: a prompt or a run is not valid. Every run is warmed up first, so this is raised before anything is
+            measured.
+        KeyboardInterrupt: the user interrupted. `.partial_result` is the comparison of the complete repeats, or None.
     """
     import specnb
-    from specnb.inputs import encode, unwrapped
+    from specnb.call.inputs import encode, unwrap_model
 
-    unwrapped("pair_or_model", pair_or_model)
+    unwrap_model("pair_or_model", pair_or_model)
     tokenizer = options.get("tokenizer") or getattr(pair_or_model, "tokenizer", None)
     target = getattr(pair_or_model, "target", pair_or_model)
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     if not texts or not isinstance(repeats, int) or repeats < 1 or warmup < 0:
         raise ValueError(
-            f"compare() needs at least one prompt, repeats >= 1 and warmup >= 0, not {len(texts)}, {repeats!r} and {warmup!r}."
+            f"compare() needs at least one prompt, repeats >= 1 and warmup >= 0, not {len(texts)}, {repeats!r} and "
+            f"{warmup!r}."
         )
     for number, one in enumerate(texts, 1):
         if isinstance(one, str) and not one.strip():
@@ -75,52 +78,64 @@ def compare(
 
     def encoded(one: Any) -> dict[str, Any]:
         if isinstance(one, (list, tuple)):
-            return in_rows([encoded(text) for text in one], tokenizer)
+            return left_padded_batch([encoded(text) for text in one], tokenizer)
         if not isinstance(one, str):
             return {"inputs": one}
         given = prompt_inputs(tokenizer, one, chat=chat, system=system, device=device)
         return encode(target, given.pop("inputs", None), given, tokenizer)
 
     inputs = [encoded(one) for one in texts]
-    arms = labelled(runs)
-    if isinstance(transformers, str) or (not isinstance(transformers, bool) and not set(transformers) <= set(arms)):
-        raise ValueError(f"transformers={transformers!r} must be True, False, or labels of runs: {', '.join(arms)}.")
+    runs_by_label = label_runs(runs)
+    if isinstance(transformers, str) or (
+        not isinstance(transformers, bool) and not set(transformers) <= set(runs_by_label)
+    ):
+        raise ValueError(
+            f"transformers={transformers!r} must be True, False, or labels of runs: {', '.join(runs_by_label)}."
+        )
     common = {**options, "cancel": cancel}
-    theirs = Reference(pair_or_model, options) if transformers else None
+    reference = Reference(pair_or_model, options) if transformers else None
 
     def wanted(label: str) -> bool:
         return transformers is True or label in (transformers or ())
 
-    def once(label: str, tokens: int) -> _Round:
+    def run_once(label: str, tokens: int) -> Round:
         results, seconds = [], 0.0
+        arguments = runs_by_label[label]
         for one in inputs:
             began = time.perf_counter()
-            results.append(specnb.generate(pair_or_model, **one, **{**common, "max_new_tokens": tokens, **arms[label]}))
+            results.append(specnb.generate(pair_or_model, **one, **{**common, "max_new_tokens": tokens, **arguments}))
             seconds += time.perf_counter() - began
-        own = theirs.run(label, arms[label], inputs, tokens) if theirs and wanted(label) else None
-        return _Round(results, seconds, own)
+        own = reference.run(label, arguments, inputs, tokens) if reference and wanted(label) else None
+        return Round(results, seconds, own)
 
     shown = {name: value for name, value in options.items() if isinstance(value, (int, float, str, list, tuple))}
-    rounds: list[dict[str, _Round]] = []
+    rounds: list[dict[str, Round]] = []
 
     def comparison() -> Comparison:
+        failed = reference.failed if reference else {}
+        measured = [measured_run(*run, rounds, failed) for run in runs_by_label.items()] if rounds else []
         return Comparison(
-            [_figures(label, arm, rounds, theirs) for label, arm in arms.items()] if rounds else [],
-            len(texts), len(rounds), {"max_new_tokens": max_new_tokens, **shown}, environment(pair_or_model),
-            {label: one.results for label, one in rounds[-1].items()} if rounds else {},
-        )  # fmt: skip
+            rows=measured,
+            prompts=len(texts),
+            repeats=len(rounds),
+            options={"max_new_tokens": max_new_tokens, **shown},
+            environment=environment(pair_or_model),
+            results={label: one.results for label, one in rounds[-1].items()} if rounds else {},
+        )
 
-    total, done = len(arms) * (repeats + bool(warmup)), 0
+    total, done = len(runs_by_label) * (repeats + bool(warmup)), 0
     try:
         for repeat in range(-1 if warmup else 0, repeats):
-            shift = max(0, repeat) % len(arms)
-            order = [*list(arms)[shift:], *list(arms)[:shift]]
-            found: dict[str, _Round] = {}
+            shift = max(0, repeat) % len(runs_by_label)
+            order = [*list(runs_by_label)[shift:], *list(runs_by_label)[:shift]]
+            found: dict[str, Round] = {}
             for label in order:
                 if on_run is not None:
                     on_run(done, total, label)
                 for _ in range(warmup if repeat < 0 else 1):
-                    found[label] = once(label, min(_WARM_UP, max_new_tokens) if repeat < 0 else max_new_tokens)
+                    found[label] = run_once(
+                        label, min(WARM_UP_TOKENS, max_new_tokens) if repeat < 0 else max_new_tokens
+                    )
                 done += 1
             if cancel is not None and cancel.is_set():
                 break
@@ -132,40 +147,59 @@ def compare(
     return comparison()
 
 
-def labelled(
+def label_runs(
     runs: str | Method | Mapping[str, Any] | Iterable[Method | str | Mapping[str, Any]],
 ) -> dict[str, dict[str, Any]]:
-    """The runs as arguments of `generate` under short labels that tell them apart, plain decoding first."""
-    arms: list[dict[str, Any]] = []
+    """The runs as arguments of `generate`, by label.
+
+    Args:
+        runs: as in `compare`.
+
+    Returns:
+        The arguments of each run under a short label with the method and the options in which the runs differ. Plain
+        decoding is first.
+
+    Raises:
+        ValueError: a run is neither a name, nor a `Method`, nor a dict.
+    """
+    found: list[dict[str, Any]] = []
     for run in [runs] if isinstance(runs, (str, Method, Mapping)) else runs:
         if isinstance(run, Method):
-            arms.append({"method": run.name, **run.given})
+            found.append({"method": run.name, **run.given})
         elif isinstance(run, (str, Mapping)):
-            arms.append({"method": run} if isinstance(run, str) else dict(run))
+            found.append({"method": run} if isinstance(run, str) else dict(run))
         else:
             raise ValueError(f"a run is a method's name, a Method or a dict of generate()'s arguments, not {run!r}.")
-    arms = [arm for arm in arms if arm != {"method": "plain"}]
-    shared = {"method"}  # and what all have alike, which tells nothing
-    if len(arms) > 1:
-        shared |= {name for name, value in arms[0].items() if all(name in a and a[name] == value for a in arms)}
+    found = [arguments for arguments in found if arguments != {"method": "plain"}]
+    shared = {"method"}  # options that all runs share are not part of a label
+    if len(found) > 1:
+        shared |= {name for name, value in found[0].items() if all(name in a and a[name] == value for a in found)}
     labels: dict[str, dict[str, Any]] = {"plain": {"method": "plain"}}
-    for arm in arms:
-        told = [f"{name}={_short(value)}" for name, value in arm.items() if name not in shared]
-        label = ", ".join([str(arm.get("method", "default")), *told])
-        labels[label if label not in labels else f"{label} ({len(labels)})"] = arm
+    for arguments in found:
+        shown = [f"{name}={_short(value)}" for name, value in arguments.items() if name not in shared]
+        label = ", ".join([str(arguments.get("method", "default")), *shown])
+        labels[label if label not in labels else f"{label} ({len(labels)})"] = arguments
     return labels
 
 
 def _short(value: Any) -> str:
-    """A value in a label; of a model its name, or its class."""
+    """A value in a label. A model is shown by its name, or by its class if it has none."""
     if isinstance(value, (int, float, str)):
         return str(value)
     name = getattr(getattr(value, "config", None), "name_or_path", "") or getattr(value, "name_or_path", "")
     return os.path.basename(str(name)) if os.path.isabs(str(name)) else str(name) or type(value).__name__
 
 
-def in_rows(prompts: Sequence[Mapping[str, Any]], tokenizer: Any) -> dict[str, Any]:
-    """Encoded prompts as the rows of one left-padded batch."""
+def left_padded_batch(prompts: Sequence[Mapping[str, Any]], tokenizer: Any) -> dict[str, Any]:
+    """Encoded prompts as one left-padded batch.
+
+    Args:
+        prompts: dicts with "input_ids" `[1, length]`.
+        tokenizer: gives the id to pad with; 0 if it has none.
+
+    Returns:
+        "input_ids" and "attention_mask", both `[rows, longest length]`.
+    """
     import torch
 
     rows = [prompt["input_ids"][0] for prompt in prompts]
@@ -176,84 +210,8 @@ def in_rows(prompts: Sequence[Mapping[str, Any]], tokenizer: Any) -> dict[str, A
     return {"input_ids": ids, "attention_mask": mask}
 
 
-@dataclass
-class _Round:
-    """One run of an arm over all prompts: results, seconds of the calls, and transformers' ids and seconds."""
-
-    results: list[GenerationResult]
-    seconds: float
-    theirs: tuple[list[list[int]], float] | None
-
-    @property
-    def speed(self) -> float:
-        return sum(result.num_emitted_tokens for result in self.results) / self.seconds
-
-    @property
-    def their_speed(self) -> float | None:
-        return None if self.theirs is None else sum(map(len, self.theirs[0])) / self.theirs[1]
-
-    @property
-    def parts(self) -> tuple[float, float, float]:
-        draft, verify = sum(r.draft_seconds for r in self.results), sum(r.verify_seconds for r in self.results)
-        return draft, verify, max(0.0, self.seconds - draft - verify)
-
-    @property
-    def draft_cost(self) -> float:
-        return sum(r.draft_seconds for r in self.results) / max(1, sum(r.num_draft_tokens for r in self.results))
-
-    @property
-    def pass_cost(self) -> float:
-        steps = [step for result in self.results for step in result.steps if step is not result.rows[step.row].steps[0]]
-        return sum(step.verify_seconds + step.other_seconds for step in steps) / max(1, len(steps))
-
-
-def _figures(
-    label: str, arm: Mapping[str, Any], rounds: Sequence[Mapping[str, _Round]], theirs: Reference | None
-) -> Run:
-    speeds = {name: tuple(found[name].speed for found in rounds) for name in (label, "plain")}
-    last, plain = rounds[-1][label], rounds[-1]["plain"]
-    steps = [step for result in last.results for step in result.steps]
-    drafted, accepted = sum(len(s.drafted) for s in steps), sum(s.accepted for s in steps)
-    drafting = sum(bool(s.drafted) for s in steps)
-    greedy = all(result.seed is None for result in plain.results)
-    draft_cost, pass_cost, plain_cost = (
-        statistics.median(getattr(found[name], cost) for found in rounds)
-        for name, cost in ((label, "draft_cost"), (label, "pass_cost"), ("plain", "pass_cost"))
-    )
-    own = [found[label].their_speed for found in rounds]
-    return Run(
-        label, dict(arm), speeds[label],
-        tuple(mine / other if other else 0.0 for mine, other in zip(speeds[label], speeds["plain"], strict=True)),
-        accepted / drafted if drafted else None, 1 + accepted / drafting if drafting else None,
-        sum(result.num_emitted_tokens for result in last.results) / max(1, len(steps)),
-        sum(result.target_passes or len(result.steps) for result in last.results),
-        all(a.ids == b.ids for a, b in zip(_rows(last), _rows(plain), strict=True)) if greedy else None,
-        any(result.lossy for result in last.results), draft_cost, pass_cost,
-        tuple(statistics.median(values) for values in zip(*(found[label].parts for found in rounds), strict=True)),
-        predicted(steps, draft_cost, pass_cost, plain_cost) if drafted else None,
-        tuple(mine / other for mine, other in zip(speeds[label], own, strict=True) if other),
-        theirs.failed.get(label, "") if theirs else "",
-    )  # fmt: skip
-
-
-def _rows(one: _Round) -> list[Any]:
-    return [row for result in one.results for row in result.rows]
-
-
-def predicted(steps: Sequence[Step], draft_cost: float, pass_cost: float, plain_cost: float) -> float:
-    """The cost model's speed-up, see `Run`; steps without a draft yield one token for a pass."""
-    drafting = [step for step in steps if step.drafted]
-    k = sum(len(step.drafted) for step in drafting) / len(drafting)
-    judged = sum(min(step.accepted + 1, len(step.drafted)) for step in drafting)
-    a = min(1.0, sum(step.accepted for step in drafting) / max(1, judged))
-    share = len(drafting) / len(steps)
-    tokens = 1 + k if a == 1 else (1 - a ** (k + 1)) / (1 - a)
-    cost = pass_cost + share * k * draft_cost
-    return (1 - share + share * tokens) * plain_cost / cost if cost else 0.0
-
-
 def environment(pair_or_model: Any) -> dict[str, Any]:
-    """What a speed depends on: model, machine, threads, versions, and the date."""
+    """What speeds depend on: model, dtype, device, machine, threads and versions; and the date in UTC."""
     from datetime import UTC, datetime
 
     import torch

@@ -1,4 +1,4 @@
-"""What a comparison found: the figures of every run, and their table."""
+"""The results of a comparison: the measurements of every run, and their table."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specnb.trace import GenerationResult
+
+if TYPE_CHECKING:
+    from specnb.views.table import Table
 
 _COUNTED = ("acceptance rate", "mean acceptance length", "target passes", "same text as plain")
 _TIMED = ("tokens/s", "from", "to", "speed-up", "predicted", "draft/verify/rest %")
@@ -18,16 +21,27 @@ _FORMAT = "specnb.Comparison/1"
 
 @dataclass(frozen=True)
 class Run:
-    """One run's figures over all prompts; a value per repeat for speeds, medians over the repeats for costs.
+    """The measurements of one run over all prompts: one value per repeat for speeds, medians over repeats for costs.
 
-    Speeds are tokens over the seconds of the whole call. `speed_ups` are this run's speeds over plain decoding's of the same
-    repeat, `own_ratios` those over transformers' own implementation of the method (empty where it was not run; `own` says why).
-    `draft_cost` is seconds per drafted token, `pass_cost` seconds per target pass, prompt processing aside; `parts` the seconds of
-    drafting, verifying and the rest. `same_text` says whether all texts are plain decoding's; None when sampling, where they need
-    not be. Acceptance is None where nothing was drafted.
-
-    `predicted` is the speed-up by the cost model (Leviathan et al. 2211.17192, section 3.3), None where nothing was drafted: with
-    the share a of the judged tokens that stood, a draft of k tokens yields 1 + a + ... + a^k tokens for k draft costs and a pass.
+    Attributes:
+        label: short name of the run.
+        options: the run's arguments of `generate`.
+        tokens_per_second: per repeat, generated tokens per second of the whole calls.
+        speed_ups: per repeat, the speed divided by that of plain decoding in the same repeat.
+        draft_acceptance_rate: accepted / drafted tokens; None where nothing was drafted.
+        mean_acceptance_length: tokens per step that drafted; None where nothing was drafted.
+        tokens_per_pass: generated tokens per row and target pass.
+        target_passes: number of target passes.
+        same_text: whether all texts equal those of plain decoding; None when sampling.
+        lossy: whether the method changes the target's distribution.
+        draft_cost: seconds per drafted token.
+        pass_cost: seconds per target pass, without prefill.
+        parts: seconds of drafting, of verifying, and of the rest.
+        predicted: the speed-up that the cost model of Leviathan et al. (2211.17192, section 3.3) predicts; None where
+            nothing was drafted. With acceptance rate a, a draft of k tokens yields 1 + a + ... + a^k tokens for k
+            draft costs and one pass.
+        own_ratios: per repeat, the speed divided by that of transformers' own implementation; empty if it did not run.
+        own: why transformers' own implementation did not run.
     """
 
     label: str
@@ -76,9 +90,15 @@ class Run:
 
 @dataclass
 class Comparison:
-    """What `compare` found: a `Run` each, plain decoding first, and what they were measured on.
+    """What `compare` returns.
 
-    `results` holds each run's results of the last repeat, one per prompt, by label.
+    Attributes:
+        rows: the runs, plain decoding first.
+        prompts: number of prompts.
+        repeats: number of complete repeats.
+        options: options that all runs share.
+        environment: model, machine, versions and date, as of `environment`.
+        results: by label, the results of the last repeat, one per prompt.
     """
 
     rows: list[Run]
@@ -90,12 +110,12 @@ class Comparison:
 
     @property
     def best(self) -> Run:
-        """The run with the highest median speed-up: each repeat's speed over plain decoding's of the same repeat."""
+        """The run with the highest median speed-up over plain decoding."""
         return max(self.rows, key=lambda row: row.speed_up)
 
     @property
-    def swept(self) -> str | None:
-        """The option of which the runs are several values of, when they differ in nothing else."""
+    def varied_option(self) -> str | None:
+        """The numeric option in which the runs differ; None if they differ in others too, or in none."""
         runs = [row.options for row in self.rows if row.options.get("method") != "plain"]
         names = {name for run in runs for name in run}
         varying = [name for name in names if len({repr(run.get(name)) for run in runs}) > 1]
@@ -104,7 +124,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """In a sentence: which run is best, and whether the measurements can tell."""
+        """A sentence that says which run is best, and whether the measurements are clear enough to tell."""
         best, where = self.best, "this prompt" if self.prompts == 1 else "these prompts"
         once = " One run each: times vary from run to run." if self.repeats == 1 else ""
         if best is self.rows[0]:
@@ -119,8 +139,10 @@ class Comparison:
         note = " (lossy: it changes what the target would write)" if best.lossy else ""
         return f"Best for {where}: {gain}{note}.{once}"
 
-    def table(self, times: bool = True) -> tuple[list[list[object]], tuple[str, ...]]:
-        """Rows and headers for a table; without `times` only what is the same on every machine."""
+    def table(self, times: bool = True) -> Table:
+        """The table of the runs. Without `times` it only has columns that are the same on every machine."""
+        from specnb.views.table import Table
+
         lines: list[list[object]] = []
         own = any(row.own_ratios or row.own for row in self.rows)
         for row in self.rows:
@@ -131,23 +153,35 @@ class Comparison:
             counted = [rate, row.mean_acceptance_length, row.target_passes, row.same_text]
             lines.append([row.label + row.lossy * " (lossy)", *(speed if times else ()), *counted])
         timed = (*_TIMED, *([_OWN] if own else [])) if times else ()
-        return lines, ("run", *timed, *_COUNTED)
+        return Table(lines, ("run", *timed, *_COUNTED))
 
     def text(self) -> str:
-        """The table in plain text, with times, and the verdict."""
-        from specnb.views.text import table
-
-        return f"{table(*self.table())}\n{self.verdict}"
+        """The table as plain text, with times, and the verdict."""
+        return f"{self.table().to_text()}\n{self.verdict}"
 
     def to_json(self, **dumps: Any) -> str:
-        """Figures, verdict, options and environment as JSON (without `results`)."""
-        data = {"rows": [asdict(row) for row in self.rows], "prompts": self.prompts, "repeats": self.repeats, "verdict": self.verdict,
-                "options": self.options, "environment": self.environment}  # fmt: skip
+        """Measurements, verdict, options and environment as JSON, without `results`.
+
+        Args:
+            dumps: arguments of `json.dumps`.
+        """
+        data = {
+            "rows": [asdict(row) for row in self.rows],
+            "prompts": self.prompts,
+            "repeats": self.repeats,
+            "verdict": self.verdict,
+            "options": self.options,
+            "environment": self.environment,
+        }
         return json.dumps({"format": _FORMAT, **data}, default=str, **dumps)
 
     @classmethod
     def from_json(cls, text: str) -> Comparison:
-        """The comparison that `to_json` wrote, without `results`. ValueError for another format."""
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: the text is JSON of another kind.
+        """
         data = json.loads(text)
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
             found = data.get("format") if isinstance(data, dict) else type(data).__name__
@@ -163,35 +197,39 @@ class Comparison:
         return cls(rows, data["prompts"], data["repeats"], data["options"], data["environment"])
 
     def to_pandas(self) -> Any:
-        """A DataFrame with one line per run and repeat. Needs pandas."""
+        """A DataFrame with one row per run and repeat.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
         try:
             import pandas
         except ImportError as error:
             raise ImportError("to_pandas() needs pandas: pip install pandas") from error
-        return pandas.DataFrame([
-            {**asdict(row), "repeat": i, "tokens_per_second": speed, "speed_ups": row.speed_ups[i]}
-            for row in self.rows for i, speed in enumerate(row.tokens_per_second)
-        ]).rename(columns={"speed_ups": "speed_up"})  # fmt: skip
+        return pandas.DataFrame(
+            [
+                {**asdict(row), "repeat": i, "tokens_per_second": speed, "speed_ups": row.speed_ups[i]}
+                for row in self.rows
+                for i, speed in enumerate(row.tokens_per_second)
+            ]
+        ).rename(columns={"speed_ups": "speed_up"})
 
     def plot(self) -> Any:
-        """A matplotlib Figure: speed against the option's values where one was varied, else a bar for each run."""
+        """A matplotlib figure: speed against the values of `varied_option` if there is one, else one bar per run."""
         from specnb.views import plots
 
-        return plots.by_option(self) if self.swept else plots.comparison_bars(self)
+        return plots.by_option(self) if self.varied_option else plots.comparison_bars(self)
 
     def __str__(self) -> str:
-        from specnb.views.text import table
-
-        return table(*self.table(times=False))
+        return self.table(times=False).to_text()
 
     def __repr__(self) -> str:
-        from specnb.views.text import counted
+        from specnb.views.text import count_noun
 
-        return (
-            f"Comparison({len(self.rows)} runs, {counted(self.prompts, 'prompt')}, {counted(self.repeats, 'repeat')})"
-        )
+        prompts, repeats = count_noun(self.prompts, "prompt"), count_noun(self.repeats, "repeat")
+        return f"Comparison({len(self.rows)} runs, {prompts}, {repeats})"
 
     def _repr_html_(self) -> str:
         from specnb.views.html import comparison_view
 
-        return comparison_view(*self.table(), self.verdict, self.rows.index(self.best))
+        return comparison_view(self.table(), self.verdict, self.rows.index(self.best))

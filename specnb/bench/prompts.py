@@ -1,4 +1,4 @@
-"""The prompts of the built-in benchmark: five kinds of work, four prompts each. Written for specnb (Apache-2.0)."""
+"""The prompts of the built-in benchmark: five kinds of work, four prompts each, written for specnb (Apache-2.0)."""
 
 from __future__ import annotations
 
@@ -59,28 +59,28 @@ _STACK = """class Stack:
         return len(self.values)
 """
 _LIGHTHOUSE = (
-    "The lighthouse on the northern cape was built in 1874 after three ships were lost on the reef in a single winter. For "
-    "eighty years a keeper lived there with his family and lit the lamp every evening. In 1955 the lamp was replaced by an "
-    "electric light, and the last keeper moved to the village. Today the lighthouse is a small museum, and the reef is a "
-    "place where divers look for what is left of the ships."
+    "The lighthouse on the northern cape was built in 1874 after three ships were lost on the reef in a single "
+    "winter. For eighty years a keeper lived there with his family and lit the lamp every evening. In 1955 the lamp "
+    "was replaced by an electric light, and the last keeper moved to the village. Today the lighthouse is a small "
+    "museum, and the reef is a place where divers look for what is left of the ships."
 )
 _HONEY = (
-    "Honey bees tell each other where to find flowers by dancing. A bee that comes back to the hive runs in a straight line, "
-    "shaking her body, and then circles back. The direction of the line shows the direction of the flowers, and the length "
-    "of the shaking shows how far away they are. Other bees follow her in the dark of the hive and feel the dance with "
-    "their antennae. Then they fly out and find the flowers by themselves."
+    "Honey bees tell each other where to find flowers by dancing. A bee that comes back to the hive runs in a "
+    "straight line, shaking her body, and then circles back. The direction of the line shows the direction of the "
+    "flowers, and the length of the shaking shows how far away they are. Other bees follow her in the dark of the "
+    "hive and feel the dance with their antennae. Then they fly out and find the flowers by themselves."
 )
 _RAILWAY = (
-    "The mountain railway between Alder and Fern opened in 1912. It climbs 800 metres in 14 kilometres and crosses 23 bridges. "
-    "In the first years a journey took two hours, and passengers often had to help clear snow from the tracks. Since 1968 the "
-    "line has been electric, and the journey takes 40 minutes. Every autumn thousands of visitors ride the railway to see the "
-    "forests change colour."
+    "The mountain railway between Alder and Fern opened in 1912. It climbs 800 metres in 14 kilometres and crosses "
+    "23 bridges. In the first years a journey took two hours, and passengers often had to help clear snow from the "
+    "tracks. Since 1968 the line has been electric, and the journey takes 40 minutes. Every autumn thousands of "
+    "visitors ride the railway to see the forests change colour."
 )
 _CLAY = (
-    "Potters have fired clay for at least twenty thousand years. Raw clay holds water, and while it dries it shrinks and can "
-    "crack. When it is heated above 600 degrees it loses the water that is bound in its minerals and can never become soft "
-    "again. Above 1200 degrees parts of the clay melt and fill the gaps between the grains, so that the pot becomes hard and "
-    "does not let water through."
+    "Potters have fired clay for at least twenty thousand years. Raw clay holds water, and while it dries it shrinks "
+    "and can crack. When it is heated above 600 degrees it loses the water that is bound in its minerals and can "
+    "never become soft again. Above 1200 degrees parts of the clay melt and fill the gaps between the grains, so "
+    "that the pot becomes hard and does not let water through."
 )
 
 
@@ -104,7 +104,10 @@ PROMPTS: dict[str, tuple[str, ...]] = {
         _edit(_STACK, "Repeat this Python code with a comment above each method."),
     ),
     "summarise": (
-        _copy(_LIGHTHOUSE), _copy(_HONEY), f"Summarise this text in its own words:\n\n{_RAILWAY}", _copy(_CLAY),
+        _copy(_LIGHTHOUSE),
+        _copy(_HONEY),
+        f"Summarise this text in its own words:\n\n{_RAILWAY}",
+        _copy(_CLAY),
     ),
     "question": (
         _ask(_LIGHTHOUSE, "When was the lamp replaced by an electric light?"),
@@ -124,5 +127,5 @@ PROMPTS: dict[str, tuple[str, ...]] = {
         "Explain to a child why the sky is blue.",
         "Plan three days in a small town by the sea. Use a heading for each day.",
     ),
-}  # fmt: skip
+}
 """Prompts by kind of work."""

@@ -1,4 +1,4 @@
-"""transformers' own implementation of a method, called as its documentation says, on the same models."""
+"""Runs transformers' own implementation of a method on the same models, called as its documentation says."""
 
 from __future__ import annotations
 
@@ -12,19 +12,27 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from specnb.decoding.borrow import borrow
-from specnb.models.mtp import numbered
+from specnb import compat
+from specnb.models.mtp import mtp_layer_patterns
 from specnb.options import default, greedy_at_zero
+from specnb.runtime.module_view import module_view
 
 _DRAFT = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 
 
 class Reference:
-    """Runs transformers' `generate()` with what an arm of a comparison asks specnb for.
+    """Runs transformers' `generate()` with the options that a run of a comparison gives to specnb.
 
-    Who drafts (early exit: the target itself) is a shallow copy with a generation config of its own, where transformers looks for
-    draft lengths (and writes to them). `adaptive` schedules exist here only; for those, and where no length is given, transformers'
-    defaults apply.
+    transformers reads draft lengths from the generation config of the drafter, and writes to it. So the drafter (in
+    early exit, the target) is a shallow copy with a generation config of its own. transformers' defaults apply where no
+    length is given, and for `adaptive` schedules, which transformers does not have.
+
+    Args:
+        pair_or_model: a `Pair`, or a target.
+        common: options of all runs.
+
+    Attributes:
+        failed: by label of the run, why transformers cannot do it.
     """
 
     def __init__(self, pair_or_model: Any, common: Mapping[str, Any]) -> None:
@@ -35,16 +43,27 @@ class Reference:
             if name not in ("cancel", "seed", "tokenizer", "assistant_tokenizer")
         }
         self.given = common
-        self.failed: dict[str, str] = {}  # why transformers cannot do it, by label
+        self.failed: dict[str, str] = {}
 
     def run(
-        self, label: str, arm: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]], tokens: int
+        self, label: str, arguments: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]], tokens: int
     ) -> tuple[list[list[int]], float] | None:
-        """The new ids of the first row of each prompt, and the seconds of the calls; None where transformers raises."""
+        """Generate from all prompts.
+
+        Args:
+            label: the label of the run.
+            arguments: the run's arguments of `specnb.generate`.
+            inputs: the encoded prompts.
+            tokens: `max_new_tokens`.
+
+        Returns:
+            The generated ids of the first row of each prompt, and the seconds of all calls; None where transformers
+            raises, with the reason in `failed`.
+        """
         if label in self.failed:
             return None
         try:
-            model, own = self.arguments(arm)
+            model, own = self.reference_arguments(arguments)
             ids, seconds = [], 0.0
             with torch.random.fork_rng(), _no_warnings():
                 torch.manual_seed(int(self.given.get("seed") or 0))
@@ -59,41 +78,45 @@ class Reference:
             return None
         return ids, seconds
 
-    def arguments(self, arm: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The model to call, and the arguments that ask transformers for the arm's method."""
-        method, target = arm.get("method", "plain"), self.target
-        if arm.get("verification", "token") != "token":
+    def reference_arguments(self, arguments: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The model to call, and the arguments that select the run's method in transformers.
+
+        Raises:
+            ValueError: transformers does not have what the run asks for.
+        """
+        method, target = arguments.get("method", "plain"), self.target
+        if arguments.get("verification", default("verification", method)) != "token":
             raise ValueError("transformers has no block verification")
-        draft = {name: arm[name] for name in _DRAFT if arm.get(name) is not None}
+        draft = {name: arguments[name] for name in _DRAFT if arguments.get(name) is not None}
         if draft.get("num_assistant_tokens_schedule") == "adaptive":
             del draft["num_assistant_tokens_schedule"]
         elif "num_assistant_tokens" in draft:
             draft.setdefault("num_assistant_tokens_schedule", "constant")
         rest = {
             name: value
-            for name, value in arm.items()
+            for name, value in arguments.items()
             if name not in ("method", "verification", "assistant_model", "num_assistant_tokens", *_DRAFT)
         }
         if method == "plain":
             return target, rest
         if method == "prompt_lookup":
             length = (
-                arm.get("num_assistant_tokens")
-                or arm.get("prompt_lookup_num_tokens")
+                arguments.get("num_assistant_tokens")
+                or arguments.get("prompt_lookup_num_tokens")
                 or default("num_assistant_tokens", method)
             )
             return target, {**rest, "prompt_lookup_num_tokens": length}
         if method == "early_exit":
-            return _configured(target, draft), rest
+            return _with_generation_config(target, draft), rest
         if method == "mtp_layers":
-            return _knowing_its_layers(target), {**rest, "use_mtp": True}
-        assistant = arm.get("assistant_model", getattr(self.pair, "assistant", None))
+            return _with_mtp_patterns(target), {**rest, "use_mtp": True}
+        assistant = arguments.get("assistant_model", getattr(self.pair, "assistant", None))
         if method == "universal":
             rest |= {
                 "tokenizer": self._tokenizer("tokenizer"),
                 "assistant_tokenizer": self._tokenizer("assistant_tokenizer"),
             }
-        return target, {**rest, "assistant_model": _configured(assistant, draft)}
+        return target, {**rest, "assistant_model": _with_generation_config(assistant, draft)}
 
     def _tokenizer(self, name: str) -> Any:
         return self.given.get(name) or getattr(self.pair, name, None)
@@ -101,7 +124,7 @@ class Reference:
 
 @contextmanager
 def _no_warnings() -> Iterator[None]:
-    """transformers warns of what its own assisted generation does."""
+    """Suppress the warnings of transformers' assisted generation."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -110,16 +133,16 @@ def _no_warnings() -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-def _configured(model: Any, draft: Mapping[str, Any]) -> Any:
-    """A shallow copy whose own generation config says how to draft."""
-    theirs = copy.copy(model)
-    theirs.generation_config = copy.deepcopy(model.generation_config)
-    theirs.generation_config.update(**draft)
-    return theirs
+def _with_generation_config(model: Any, draft: Mapping[str, Any]) -> Any:
+    """A shallow copy of a drafter with its own generation config, updated with drafting options."""
+    configured = copy.copy(model)
+    configured.generation_config = copy.deepcopy(model.generation_config)
+    configured.generation_config.update(**draft)
+    return configured
 
 
-def _knowing_its_layers(model: Any) -> Any:
-    """transformers finds the MTP layers of the released depths only; here it is told this model's."""
-    known = borrow(model, {})
-    known._keys_to_ignore_on_load_unexpected = [*(model._keys_to_ignore_on_load_unexpected or ()), *numbered(model)]
+def _with_mtp_patterns(model: Any) -> Any:
+    """A view of a model in which transformers finds the MTP layers; by itself it only knows released models' depths."""
+    known = module_view(model, {})
+    compat.set_ignored_keys(known, compat.ignored_keys(model) + mtp_layer_patterns(model))
     return known

@@ -1,4 +1,4 @@
-"""The contracts between the parts: a method is a drafter, an acceptance rule and a draft-length schedule."""
+"""The contracts between the parts: a method is a drafter, a verifier and a draft-length schedule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from specnb.trace import Step
 
 if TYPE_CHECKING:
-    from specnb.decoding.probabilities import Law, Processors
+    from specnb.decoding.distributions import BlockDistributions, Processors
 
 
 class Unsupported(ValueError):
@@ -20,34 +20,41 @@ class Unsupported(ValueError):
 
 
 class Draft(NamedTuple):
-    """Proposed token ids, and the law each was drawn from.
+    """The tokens proposed for one row in one step.
 
-    `probs` is `[k, vocab]` (float, on the target's device) when token i was *sampled* from row i; None when the tokens were
-    chosen (argmax, a copy): a point mass. No tokens: the step is plain decoding. `signal` is what the schedule was told,
-    `withheld` the token that would have come next, where that costs nothing to say; `probabilities` what the drafter's own law
-    gave each token, where it has one and the trace is to show it; `tops` the log-probabilities and ids `[k, n]` of the n tokens
-    that were best in the drafter's own logits, where they are asked for.
+    Args:
+        tokens: the proposed token ids; empty for a step of plain decoding.
+        probs: `[k, vocab]`, float, on the target's device: row i is the distribution that token i was *sampled* from.
+            None if the tokens were chosen (an argmax, a copy): a point mass.
+        match_length: number of matched tokens in prompt lookup, for the schedule; 0 for other drafters.
+        lookahead_token: the token that would have come next, if the drafter knows it at no cost.
+        probabilities: the probability of each token under the drafter's own distribution, for the trace.
+        tops: log-probabilities and ids `[k, n]` of the n best tokens of the drafter's own logits, for the trace.
     """
 
     tokens: list[int]
     probs: Tensor | None = None
-    signal: int = 0
-    withheld: int | None = None
+    match_length: int = 0
+    lookahead_token: int | None = None
     probabilities: list[float] | None = None
     tops: tuple[Tensor, Tensor] | None = None
 
     def cut(self, k: int) -> Draft:
-        """The first k tokens of it."""
+        """The first k tokens of the draft."""
         if k >= len(self.tokens):
             return self
-        probs = None if self.probs is None else self.probs[:k]
-        chances = None if self.probabilities is None else self.probabilities[:k]
-        tops = None if self.tops is None else (self.tops[0][:k], self.tops[1][:k])
-        return Draft(self.tokens[:k], probs, self.signal, None, chances, tops)
+        return Draft(
+            self.tokens[:k],
+            None if self.probs is None else self.probs[:k],
+            self.match_length,
+            None,
+            None if self.probabilities is None else self.probabilities[:k],
+            None if self.tops is None else (self.tops[0][:k], self.tops[1][:k]),
+        )
 
 
-class Verdict(NamedTuple):
-    """A token that stands, and whether it is an accepted draft (else the correction, or the bonus)."""
+class VerifiedToken(NamedTuple):
+    """A token of the output, and whether it is an accepted draft (else it is the correction or the bonus token)."""
 
     token: int
     accepted: bool
@@ -55,77 +62,93 @@ class Verdict(NamedTuple):
 
 @dataclass(eq=False)
 class Row:
-    """One prompt and what was generated for it so far.
+    """One prompt while it is decoded.
 
-    `ids` are all committed tokens, prompt first; `room` how many more may be generated; `generator` draws everything random
-    of this row, `processors` are its logits processors, `schedule` sets the length of its drafts. `shown` is the prompt as
-    generate() has it, padding included, for those that are to see it so; left out, it is the prompt itself.
+    Args:
+        index: its number in the batch.
+        ids: all committed token ids, prompt first.
+        remaining_tokens: number of tokens that may still be generated.
+        generator: draws all random numbers of this row.
+        processors: its logits processors.
+        schedule: sets the length of its drafts.
+        padded_prompt: the prompt ids as generate() has them, with padding; empty if there is no padding.
     """
 
     index: int
     ids: list[int]
-    room: int
+    remaining_tokens: int
     generator: torch.Generator
     processors: Processors
     schedule: Schedule
-    shown: Sequence[int] = ()
+    padded_prompt: Sequence[int] = ()
     steps: list[Step] = field(default_factory=list)
     finish_reason: str | None = None
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.ids)
-        self.shown = self.shown or list(self.ids)
-        self.padding = len(self.shown) - self.prompt_length
+        self.padded_prompt = self.padded_prompt or list(self.ids)
+        self.padding = len(self.padded_prompt) - self.prompt_length
         self._buffer = torch.empty(0, dtype=torch.long, device=self.generator.device)
         self._copied = 0
 
-    def prefix(self, extra: Sequence[int] = ()) -> Tensor:
-        """What generate() would show of this row, and `extra` behind it: a tensor `[1, n]` of the caller's own."""
+    def input_ids(self, drafted: Sequence[int] = ()) -> Tensor:
+        """The ids that generate() would pass to processors and criteria, followed by `drafted`.
+
+        Returns:
+            A new tensor `[1, n]`, which the receiver may keep.
+        """
         n = self.padding + len(self.ids)
-        if len(self._buffer) < n + len(extra):
-            self._buffer, self._copied = self._buffer.new_empty(2 * (n + len(extra)) + 64), 0
-        if self._copied < len(self.shown):
-            self._copied = len(self.shown)
-            self._buffer[: self._copied] = torch.tensor(self.shown)
+        if len(self._buffer) < n + len(drafted):
+            self._buffer, self._copied = self._buffer.new_empty(2 * (n + len(drafted)) + 64), 0
+        if self._copied < len(self.padded_prompt):
+            self._copied = len(self.padded_prompt)
+            self._buffer[: self._copied] = torch.tensor(self.padded_prompt)
         if self._copied < n:
             self._buffer[self._copied : n] = torch.tensor(self.ids[self._copied - self.padding :])
             self._copied = n
-        if extra:
-            self._buffer[n : n + len(extra)] = torch.tensor(extra)
-        return self._buffer[None, : n + len(extra)].clone()  # who is given it may keep it
+        if drafted:
+            self._buffer[n : n + len(drafted)] = torch.tensor(drafted)
+        return self._buffer[None, : n + len(drafted)].clone()
 
 
-def seen(rows: Sequence[Row]) -> Tensor:
-    """`[rows, n]`: what generate() would show of rows that have grown by the same number of tokens."""
-    return rows[0].prefix() if len(rows) == 1 else torch.cat([row.prefix() for row in rows])
+def input_ids(rows: Sequence[Row]) -> Tensor:
+    """The ids `[rows, n]` that generate() would pass on, for rows that have grown by the same number of tokens."""
+    return rows[0].input_ids() if len(rows) == 1 else torch.cat([row.input_ids() for row in rows])
 
 
 class Schedule(Protocol):
-    """How long the next draft of a row should be. Told every step of the row; depends on nothing else."""
+    """The length of the next draft of a row. It depends on the row's own steps alone."""
 
     def __init__(self, k: int) -> None: ...
 
-    def length(self, signal: int = 0) -> int:
-        """The length wanted next; `signal` is the drafter's own measure of how sure it is (0 where it has none)."""
+    def length(self, match_length: int = 0) -> int:
+        """Number of tokens to draft next.
+
+        Args:
+            match_length: number of matched tokens in prompt lookup; 0 for other drafters.
+        """
         ...
 
-    def update(self, step: Step) -> None: ...
+    def update(self, step: Step) -> None:
+        """Learn from the row's last step."""
+        ...
 
 
 class Drafter(Protocol):
-    """Proposes tokens. Never changes a model or its configs.
+    """Proposes tokens. It never changes a model or its configs.
 
-    `drafts_first` says whether it drafts before the target has seen the prompt at no cost to the first token, `reads_target`
-    whether it cannot, since it starts from states of the target's.
+    Args:
+        drafts_first: it can draft before the target has read the prompt, without delaying the first token.
+        reads_target: it cannot do so, since it needs the target's hidden states.
     """
 
     drafts_first: bool
     reads_target: bool
 
-    def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
-        """As many tokens for each row as its schedule wants, at most `room[i]`; fewer where there is nothing to propose."""
+    def propose(self, rows: Sequence[Row], max_draft_tokens: Sequence[int]) -> list[Draft]:
+        """A draft for each row: as long as its schedule wants or shorter, at most `max_draft_tokens[i]` tokens."""
         ...
 
 
-Rule = Callable[["Law", Draft, torch.Generator], Iterator[Verdict]]
-"""Yields the tokens that stand, in order; the last one is the correction or the bonus. The loop stops asking at a stop."""
+Verifier = Callable[["BlockDistributions", Draft, torch.Generator], Iterator[VerifiedToken]]
+"""Yields the tokens to append, in order; the last one is the correction or the bonus token. The loop may stop early."""

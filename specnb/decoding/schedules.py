@@ -1,4 +1,4 @@
-"""Draft-length schedules. Each row has its own, told every step; what it answers depends on those steps alone."""
+"""Draft-length schedules. Each row has its own; its draft lengths depend on that row's steps alone."""
 
 from __future__ import annotations
 
@@ -10,129 +10,151 @@ from specnb.trace import Step
 
 
 class Constant:
-    """Always the same length."""
+    """Always the same length, k."""
 
     def __init__(self, k: int) -> None:
         self.k = k
 
-    def length(self, signal: int = 0) -> int:
+    def length(self, match_length: int = 0) -> int:
+        """Number of tokens to draft next."""
         return self.k
 
     def update(self, step: Step) -> None:
-        pass
+        """Ignore the step."""
 
 
 class Heuristic(Constant):
-    """Two more when the whole draft was accepted, one fewer otherwise; unchanged when nothing was drafted.
+    """Two more if the whole draft was accepted, one fewer otherwise; unchanged if nothing was drafted.
 
-    transformers' rule of that name, but every call starts afresh.
+    The "heuristic" schedule of transformers' assisted generation, but every call starts at k.
     """
 
     def update(self, step: Step) -> None:
+        """Adjust the length to the number of accepted tokens."""
         if step.drafted:
             self.k = self.k + 2 if step.accepted == len(step.drafted) else max(1, self.k - 1)
 
 
 class Adaptive:
-    """The length, 0 included, that promises most tokens per second, from the costs and the acceptance seen so far.
+    """The length, 0 included, with the most expected tokens per second, from measured times and acceptance rates.
 
-    A step with k drafted tokens is expected to yield 1 + a1 + a1 a2 + ... + a1...ak tokens in the seconds of k draft tokens
-    and of a target pass over k + 1. Acceptance a_i is counted by position and by the drafter's signal (how long a match
-    was), older steps weighing less; the cost of block sizes not yet seen is interpolated. Where plain decoding looks best, a
-    draft is tried after a while, each time later if it did not help; prompt lookup tells what it would have drafted instead.
+    A step with k drafted tokens yields 1 + a1 + a1 a2 + ... + a1...ak expected tokens (Leviathan et al. 2211.17192,
+    section 3.1, with an acceptance rate a_i per position) in the time of k draft tokens and of a target pass over k + 1
+    tokens. Acceptance rates are kept by position and by match_length, and older steps count less. The time of block
+    sizes that have not been measured is interpolated. Where the target has running states, a rejected draft also costs
+    a longer next pass. While plain decoding looks best, a draft is tried from time to time, less often if it did not
+    help. No such trial is needed in prompt lookup, which reports its `lookahead_token`.
+
+    Args:
+        k: the length of the first draft.
     """
 
-    LONGEST, FORGET, PRIOR, BELIEF = 32, 0.95, 2.0, 0.6
+    MAX_LENGTH, DECAY, PRIOR_WEIGHT, PRIOR_ACCEPTANCE = 32, 0.95, 2.0, 0.6
     FIRST_PROBE, LAST_PROBE = 6, 96
 
     def __init__(self, k: int) -> None:
         self.k = k
-        self.longest = max(k, self.LONGEST)
-        self.verify: dict[int, float] = {}  # seconds by block size
-        self.draft: float | None = None  # seconds per drafted token
-        self.tried: dict[tuple[int, int], float] = defaultdict(float)  # by signal and position
-        self.stood: dict[tuple[int, int], float] = defaultdict(float)
+        self.max_length = max(k, self.MAX_LENGTH)
+        self.verify_seconds: dict[int, float] = {}  # by block size
+        self.draft_seconds: float | None = None  # per drafted token
+        self.drafted: dict[tuple[int, int], float] = defaultdict(float)  # by match_length and position
+        self.accepted: dict[tuple[int, int], float] = defaultdict(float)
         self.steps = self.drafting_steps = 0
         self.plain_steps, self.probe_after = 0, self.FIRST_PROBE
-        self.told = False  # whether the drafter says what it withheld, so that nothing need be tried to learn
+        self.replays = False  # the target has running states, so that a rejected draft makes the next pass longer
+        self.pending = 0  # tokens that the next pass feeds again
+        self.knows_lookahead = False  # the drafter reports it, so no trial drafts are needed
 
-    def length(self, signal: int = 0) -> int:
-        if not self.verify:
+    def length(self, match_length: int = 0) -> int:
+        """Number of tokens to draft next."""
+        if not self.verify_seconds:
             return self.k
-        best = self._best(signal)
-        if best == 0 and self.plain_steps >= self.probe_after and not self.told:
+        best = self._best(match_length)
+        if best == 0 and self.plain_steps >= self.probe_after and not self.knows_lookahead:
             return max(1, self.k // 2)
         return best
 
     def update(self, step: Step) -> None:
+        """Learn times and acceptance from the row's last step."""
         self.steps += 1
         k = len(step.drafted)
-        if self.steps > 1:  # the first pass has the prompt in it
-            self.verify[k + 1] = _blend(self.verify.get(k + 1), step.verify_seconds)
-        if step.withheld is not None:
-            self.told = True
-            if step.accepted == k < len(step.emitted):  # the token after a full draft tells about one more
-                self._count(step.signal, k, step.emitted[k] == step.withheld)
+        if self.steps > 1:  # the first pass includes the prompt
+            size = k + 1 + step.replayed_tokens
+            self.verify_seconds[size] = _moving_average(self.verify_seconds.get(size), step.verify_seconds)
+        self.replays |= step.replayed_tokens > 0
+        self.pending = step.replayed_tokens + len(step.emitted) if self.replays and step.rejected else 0
+        if step.lookahead_token is not None:
+            self.knows_lookahead = True
+            # the token after a full draft shows whether one more would have been accepted
+            if step.accepted == k < len(step.emitted):
+                self._count(step.match_length, k, step.emitted[k] == step.lookahead_token)
         if not k:
             self.plain_steps += 1
             return
         self.drafting_steps += 1
-        if self.drafting_steps > 1:  # so has the first draft
-            self.draft = _blend(self.draft, step.draft_seconds / k)
+        if self.drafting_steps > 1:  # so does the first draft
+            self.draft_seconds = _moving_average(self.draft_seconds, step.draft_seconds / k)
         if self.plain_steps:
             self.probe_after = self.FIRST_PROBE if step.accepted else min(2 * self.probe_after, self.LAST_PROBE)
             self.plain_steps = 0
         for i in range(min(step.accepted + 1, k)):
-            self._count(step.signal, i, i < step.accepted)
+            self._count(step.match_length, i, i < step.accepted)
 
-    def _count(self, signal: int, position: int, stands: bool) -> None:
-        at = signal, position
-        self.tried[at] = self.FORGET * self.tried[at] + 1
-        self.stood[at] = self.FORGET * self.stood[at] + stands
+    def _count(self, match_length: int, position: int, was_accepted: bool) -> None:
+        key = match_length, position
+        self.drafted[key] = self.DECAY * self.drafted[key] + 1
+        self.accepted[key] = self.DECAY * self.accepted[key] + was_accepted
 
-    def _best(self, signal: int) -> int:
+    def _best(self, match_length: int) -> int:
         """The length with most expected tokens per second; the shorter of equals."""
-        best, highest, tokens, alive = 0, 0.0, 1.0, 1.0
-        acceptance = self._acceptance(signal)
-        for k in range(self.longest + 1):
+        best, highest, tokens, reached = 0, 0.0, 1.0, 1.0
+        acceptance = self._acceptance(match_length)
+        for k in range(self.max_length + 1):
             if k:
-                alive *= next(acceptance)
-                tokens += alive
-            seconds = max(self._cost(k + 1) + k * (self.draft or 0.0), 1e-9)  # a coarse clock may have seen nothing
+                reached *= next(acceptance)
+                tokens += reached
+            size = k + 1 + self.pending
+            seconds = max(self._cost(size) + k * (self.draft_seconds or 0.0), 1e-9)  # a coarse clock may measure 0
+            if self.replays and k:
+                seconds += (1 - reached) * max(0.0, self._cost(size + round(tokens)) - self._cost(size))
             if tokens / seconds > highest:
                 best, highest = k, tokens / seconds
         return best
 
-    def _acceptance(self, signal: int) -> Iterator[float]:
-        """By position, leaning on the whole signal's rate, which leans on a belief."""
-        tried = sum(value for at, value in self.tried.items() if at[0] == signal)
-        stood = sum(value for at, value in self.stood.items() if at[0] == signal)
-        pooled = (stood + self.PRIOR * self.BELIEF) / (tried + self.PRIOR)
-        for position in range(self.longest):
-            at = signal, position
-            yield (self.stood.get(at, 0.0) + self.PRIOR * pooled) / (self.tried.get(at, 0.0) + self.PRIOR)
+    def _acceptance(self, match_length: int) -> Iterator[float]:
+        """The acceptance rate by position.
+
+        It is smoothed towards the rate of all positions of the same match_length, and that towards `PRIOR_ACCEPTANCE`.
+        """
+        drafted = sum(value for key, value in self.drafted.items() if key[0] == match_length)
+        accepted = sum(value for key, value in self.accepted.items() if key[0] == match_length)
+        pooled = (accepted + self.PRIOR_WEIGHT * self.PRIOR_ACCEPTANCE) / (drafted + self.PRIOR_WEIGHT)
+        for position in range(self.max_length):
+            key = match_length, position
+            accepted, drafted = self.accepted.get(key, 0.0), self.drafted.get(key, 0.0)
+            yield (accepted + self.PRIOR_WEIGHT * pooled) / (drafted + self.PRIOR_WEIGHT)
 
     def _cost(self, size: int) -> float:
-        """Seconds of a pass over `size` tokens: measured, or on the line through the nearest measured sizes."""
-        if size in self.verify:
-            return self.verify[size]
-        below = max((s for s in self.verify if s < size), default=None)
-        above = min((s for s in self.verify if s > size), default=None)
+        """Seconds of a pass over `size` tokens: measured, or interpolated between the nearest measured sizes."""
+        if size in self.verify_seconds:
+            return self.verify_seconds[size]
+        below = max((s for s in self.verify_seconds if s < size), default=None)
+        above = min((s for s in self.verify_seconds if s > size), default=None)
         if below is None or above is None:
-            near = self.verify[below if below is not None else above]  # type: ignore[index]
+            near = self.verify_seconds[below if below is not None else above]  # type: ignore[index]
             return near * (1 + 0.02 * (size - (below or 0))) if above is None else near
         share = (size - below) / (above - below)
-        return self.verify[below] + share * (self.verify[above] - self.verify[below])
+        return self.verify_seconds[below] + share * (self.verify_seconds[above] - self.verify_seconds[below])
 
 
-def _blend(old: float | None, new: float) -> float:
-    """A running cost. It at most doubles its view at once: a hiccup must not put a length out of sight for good."""
+def _moving_average(old: float | None, new: float) -> float:
+    """A running cost. One outlier at most doubles it before averaging, so that no length is ruled out for good."""
     return new if old is None else 0.7 * old + 0.3 * min(new, 2 * old)
 
 
 SCHEDULES: dict[str, type[Schedule]] = {
     "constant": Constant,
     "heuristic": Heuristic,
-    "heuristic_transient": Heuristic,  # transformers' name for one that starts afresh in each call, as ours always does
+    "heuristic_transient": Heuristic,  # transformers' name for starting each call at k, which all schedules here do
     "adaptive": Adaptive,
 }

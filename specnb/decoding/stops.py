@@ -1,4 +1,4 @@
-"""When rows end. Asked after every single token, so that nothing beyond a stop is emitted."""
+"""When rows end. Checked after every token, so that nothing after a stop is emitted."""
 
 from __future__ import annotations
 
@@ -16,15 +16,22 @@ from transformers.generation.stopping_criteria import (
     StopStringCriteria,
 )
 
-from specnb.decoding.contracts import Row, seen
+from specnb.decoding.contracts import Row, input_ids
 
 
-class Stops:
-    """The stopping criteria that `generate()` prepared, sorted into what is cheap to ask and what is not.
+class StoppingChecker:
+    """The stopping criteria that `generate()` prepared, sorted into simple ones and those that must be called.
 
-    `max_length` is the most tokens of a (padded) row; the rest is answered by `end`. `pads`: a row that has ended goes on with
-    padding while others do, as in generate() with an end of sequence; else it goes on writing. `together`: some criterion must
-    see all rows at once, or rows write beyond their end, so that all have to grow in step.
+    Args:
+        criteria: transformers stopping criteria.
+        cancel: when set, rows end before their next step.
+
+    Attributes:
+        max_length: the most tokens of a (padded) row; None without a limit. Rows count it in `remaining_tokens`.
+        pads: a row that has ended is padded while others go on, as in generate() with an end-of-sequence token.
+            Otherwise it goes on generating.
+        lockstep: all rows must grow in lockstep, since a criterion looks at all of them or rows generate past their
+            end.
     """
 
     def __init__(self, criteria: Sequence[Any], cancel: threading.Event | None = None) -> None:
@@ -44,12 +51,17 @@ class Stops:
             else:
                 self.other.append(criterion)
         self.pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-        self.together = any(type(c) is not StopStringCriteria or not self.pads for c in self.other)
+        self.lockstep = any(type(c) is not StopStringCriteria or not self.pads for c in self.other)
 
     def end(self, rows: Sequence[Row], scores: tuple[Tensor, ...] | None = None) -> bool:
-        """Set the `finish_reason` of rows that end with their last token; whether there are any.
+        """Set the `finish_reason` of rows that end with their last token.
 
-        `rows` have grown by one token each. `scores` is what generate() would give the criteria.
+        Args:
+            rows: they have grown by one token each.
+            scores: what generate() would pass to the criteria.
+
+        Returns:
+            Whether any row has ended.
         """
         reasons = self._reasons(rows, scores) if self.other else None
         late = self.deadline is not None and time.time() > self.deadline
@@ -61,7 +73,7 @@ class Stops:
                 row.finish_reason = "eos"
             elif reasons and reasons[i]:
                 row.finish_reason = reasons[i]
-            elif row.room <= 0:
+            elif row.remaining_tokens <= 0:
                 row.finish_reason = "length"
             elif late:
                 row.finish_reason = "max_time"
@@ -71,29 +83,34 @@ class Stops:
         return ended
 
     def _reasons(self, rows: Sequence[Row], scores: tuple[Tensor, ...] | None) -> list[str | None]:
-        """What the other criteria say of each row. All are asked, once per token, as in generate()."""
+        """The finish reason of each row by the other criteria. All are called, once per token, as in generate()."""
         reasons: list[str | None] = [None] * len(rows)
         for criterion in self.other:
-            ids = seen(rows)
+            ids = input_ids(rows)
             name = "stop_string" if isinstance(criterion, StopStringCriteria) else "stopping_criteria"
-            for i, done in enumerate(_answers(criterion, criterion(ids, scores), ids)):
+            for i, done in enumerate(_done_by_row(criterion, criterion(ids, scores), ids)):
                 reasons[i] = reasons[i] or (name if done else None)
         return reasons
 
-    def before_step(self, rows: Sequence[Row], limit: int | None, together: bool = False) -> None:
-        """End rows that may not take another step: cancelled, or at the end of the model's positions (`together`: of any)."""
-        over = [limit is not None and len(row.ids) > limit for row in rows]
-        for row, beyond in zip(rows, over, strict=True):
+    def before_step(self, rows: Sequence[Row], limit: int | None, lockstep: bool = False) -> None:
+        """End rows that cannot take another step: cancelled, or out of positions.
+
+        Args:
+            limit: number of positions of the model; None if positions have no end.
+            lockstep: all rows end when one is out of positions.
+        """
+        out_of_positions = [limit is not None and len(row.ids) > limit for row in rows]
+        for row, past_limit in zip(rows, out_of_positions, strict=True):
             if row.finish_reason is not None:
                 continue
             if self.cancel is not None and self.cancel.is_set():
                 row.finish_reason = "cancelled"
-            elif beyond or (together and any(over)):
+            elif past_limit or (lockstep and any(out_of_positions)):
                 row.finish_reason = "context"
 
 
-def _answers(criterion: Any, answer: Any, ids: Tensor) -> list[bool]:
-    """Whether each row is done: a criterion says it for all rows at once, or for each."""
+def _done_by_row(criterion: Any, answer: Any, ids: Tensor) -> list[bool]:
+    """Whether each row is done. A criterion answers for all rows at once, or for each."""
     n = len(ids)
     try:
         done = torch.zeros(n, dtype=torch.bool, device=ids.device) | answer
@@ -105,5 +122,5 @@ def _answers(criterion: Any, answer: Any, ids: Tensor) -> list[bool]:
             f"the stopping criterion {type(criterion).__name__} returned {found}; it must return True or False, or a "
             f"tensor of them [{n}], one for each row."
         )
-    said: list[bool] = done.flatten().bool().tolist()
-    return said
+    per_row: list[bool] = done.flatten().bool().tolist()
+    return per_row

@@ -1,4 +1,4 @@
-"""The drafters, one module each; `assemble` makes what a method names."""
+"""The drafters, one module each; `build_method` makes the target and the drafter of a method."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Drafter, Row, Unsupported
-from specnb.decoding.follow import Given, Size, follow
-from specnb.decoding.lm import LM, model_device
-from specnb.decoding.store import other_layers
-from specnb.decoding.trial import check_draft
+from specnb.decoding.lm.base import LM, LMOptions, model_device
+from specnb.decoding.lm.block_check import check_draft
+from specnb.decoding.lm.cached_lm import CachedLM
+from specnb.decoding.lm.create import create_lm
+from specnb.decoding.lm.kv_cache import standard_cache_layers, unsupported_cache_layers
+from specnb.decoding.lm.model_inputs import CacheSize, PreparedInputs
+from specnb.decoding.lm.snapshots import has_states
+from specnb.drafters.draft_builder import DraftSampling
 from specnb.drafters.draft_model import DraftModel
 from specnb.drafters.early_exit import early_exit
 from specnb.drafters.gemma4_assistant import Gemma4Assistant
-from specnb.drafters.growing import Drawing
 from specnb.drafters.mtp_layers import MtpLayers
 from specnb.drafters.prompt_lookup import PromptLookup
-from specnb.drafters.universal import Universal, readings_of
+from specnb.drafters.universal import Universal, retokenize_rows
 from specnb.models.gemma4 import is_gemma4_assistant
 from specnb.models.mtp import load_mtp, num_mtp_layers
 from specnb.models.pair import check_pair
@@ -32,11 +34,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Run:
-    """What a method gets to work with: the models, the rows and its options in effect.
+class MethodContext:
+    """What a method needs: the models, the rows and its options in effect.
 
-    `size` is that of a cache; `given` what `generate()` prepared for the target; `probabilities` has the drafts tell how
-    probable their tokens were, `top_logprobs` so many of the best at each place.
+    Args:
+        size: of a kv cache.
+        prepared: what `generate()` prepared for the target.
+        probabilities: drafts report the probability of each token.
+        top_logprobs: drafts report this many of the best tokens at each position.
     """
 
     model: PreTrainedModel
@@ -44,99 +49,104 @@ class Run:
     options: Mapping[str, Any]
     sample: bool
     eos: Collection[int]
-    size: Size
-    given: Given
+    size: CacheSize
+    prepared: PreparedInputs
     assistant_model: PreTrainedModel | None = None
     tokenizer: Any = None
     assistant_tokenizer: Any = None
     probabilities: bool = False
     top_logprobs: int = 0
 
-    def target(self, **more: Any) -> LM:
-        return follow(self.model, self.rows, self.size, given=self.given, **more)
+    def target(self, **kwargs: Any) -> LM:
+        """The target's LM; `kwargs` go to `create_lm`."""
+        return create_lm(self.model, self.rows, self.size, prepared=self.prepared, **kwargs)
 
-    def assistant(self, rows: Sequence[Any] | None = None, **more: Any) -> LM:
-        """The draft model's LM. Where an image could be missing, it reads the prompts at once: it may not be able to."""
+    def assistant(self, rows: Sequence[Any] | None = None, **kwargs: Any) -> LM:
+        """The draft model's LM.
+
+        If the prompts may have images, the draft model reads them here, since it may not be able to.
+
+        Args:
+            rows: what the LM follows, if not the context's rows.
+            kwargs: for `create_lm`.
+        """
         model, rows = self.assistant_model, rows or self.rows
         assert model is not None
-        lm = follow(model, rows, self.size, role="draft model", **more)
-        if self.given.feed.extras or model.config.get_text_config(decoder=True) is not model.config:
+        lm = create_lm(model, rows, self.size, role="draft model", **kwargs)
+        if self.prepared.inputs.extras or model.config.get_text_config(decoder=True) is not model.config:
             check_draft(model, lm, rows)
         return lm
 
-    def drawing(self, target: LM) -> Drawing:
-        """How a drafter with a law of its own picks its tokens."""
-        laws = self.sample or self.options["assistant_ensemble_weight"] is not None
-        threshold = self.options["assistant_confidence_threshold"]
-        return Drawing(
-            self.sample, laws, threshold, self.probabilities, target.device, target.vocab_size, self.top_logprobs
+    def sampling(self, target: LM) -> DraftSampling:
+        """How a drafter picks tokens from its logits."""
+        return DraftSampling(
+            sample=self.sample,
+            keep_probs=self.sample or self.options["assistant_ensemble_weight"] is not None,
+            threshold=self.options["assistant_confidence_threshold"],
+            probabilities=self.probabilities,
+            device=target.device,
+            vocab_size=target.vocab_size,
+            top_logprobs=self.top_logprobs,
         )
 
 
-def _plain(run: Run) -> tuple[LM, Drafter | None]:
-    return run.target(rolls_back=False), None
+def _plain(context: MethodContext) -> tuple[LM, Drafter | None]:
+    return context.target(rolls_back=False), None
 
 
-def _prompt_lookup(run: Run) -> tuple[LM, Drafter]:
-    return run.target(), PromptLookup(run.options["max_matching_ngram_size"], run.eos)
+def _prompt_lookup(context: MethodContext) -> tuple[LM, Drafter]:
+    return context.target(), PromptLookup(context.options["max_matching_ngram_size"], context.eos)
 
 
-def _draft_model(run: Run) -> tuple[LM, Drafter]:
-    target, lm = run.target(), run.assistant(foreign_ids=True)
-    return target, DraftModel(lm, run.drawing(target))
+def _draft_model(context: MethodContext) -> tuple[LM, Drafter]:
+    target, lm = context.target(), context.assistant(options=LMOptions(clamp_ids=True))
+    return target, DraftModel(lm, context.sampling(target))
 
 
-def _early_exit(run: Run) -> tuple[LM, Drafter]:
-    target, lower = early_exit(run.model, run.rows, run.options["assistant_early_exit"], run.size, run.given)
-    return target, DraftModel(lower, run.drawing(target))
+def _early_exit(context: MethodContext) -> tuple[LM, Drafter]:
+    target, lower = early_exit(
+        context.model, context.rows, context.options["assistant_early_exit"], context.size, context.prepared
+    )
+    return target, DraftModel(lower, context.sampling(target))
 
 
-def _universal(run: Run) -> tuple[LM, Drafter]:
-    if run.tokenizer is None or run.assistant_tokenizer is None:
+def _universal(context: MethodContext) -> tuple[LM, Drafter]:
+    if context.tokenizer is None or context.assistant_tokenizer is None:
         raise ValueError(
-            "method 'universal' needs tokenizer= and assistant_tokenizer=, to go from the one's tokens to the other's."
+            "method 'universal' needs tokenizer= and assistant_tokenizer=, to convert the tokens of one to those of "
+            "the other."
         )
-    target, tokenizers = run.target(), (text_tokenizer(run.tokenizer), text_tokenizer(run.assistant_tokenizer))
-    readings = readings_of(run.rows, *tokenizers)
-    lm = run.assistant(readings)
+    target = context.target()
+    tokenizers = text_tokenizer(context.tokenizer), text_tokenizer(context.assistant_tokenizer)
+    retokenized = retokenize_rows(context.rows, *tokenizers)
+    lm = context.assistant(retokenized)
     return target, Universal(
         lm,
-        readings,
+        retokenized,
         tokenizers,
-        run.drawing(target),
-        shared=run.sample or run.options["assistant_ensemble_weight"] is not None,
+        context.sampling(target),
+        shared=context.sample or context.options["assistant_ensemble_weight"] is not None,
     )
 
 
-def _mtp_layers(run: Run) -> tuple[LM, Drafter]:
-    kinds = sorted(set(other_layers(run.model.config).values()))
-    if kinds:
-        raise Unsupported(
-            f"the MTP layers of {type(run.model).__name__} cannot draft: their cache ({', '.join(kinds)}) is more than keys and values. "
-            "Use another method."
-        )
-    if any(parameter.is_meta for parameter in run.model.parameters()):
-        raise Unsupported(
-            f"the MTP layers of {type(run.model).__name__} cannot draft while the model is offloaded, since they share its embedding "
-            "and head: load it without offloading, or use another method."
-        )
-    mtp = load_mtp(run.model)
-    target = run.target(hidden_states="all")
-    return target, MtpLayers(mtp, target, run.rows, run.size.capacity, run.drawing(target))
+def _mtp_layers(context: MethodContext) -> tuple[LM, Drafter]:
+    mtp = load_mtp(context.model)
+    target = context.target(options=LMOptions(hidden_states="all"))
+    return target, MtpLayers(mtp, target, context.rows, context.size.capacity, context.sampling(target))
 
 
-def _gemma4_assistant(run: Run) -> tuple[LM, Drafter]:
-    assert run.assistant_model is not None
-    target = run.target(hidden_states="kept")
+def _gemma4_assistant(context: MethodContext) -> tuple[LM, Drafter]:
+    assert context.assistant_model is not None
+    target = context.target(options=LMOptions(hidden_states="kept"))
     if not isinstance(target, CachedLM):
         raise ValueError(
-            f"the Gemma 4 drafter reads the target's keys and values, which {type(run.model).__name__} keeps in another way: use "
-            "another method, or generate the prompts one by one."
+            f"the Gemma 4 drafter reads the target's keys and values, which {type(context.model).__name__} keeps in "
+            "another way: use another method, or generate the prompts one by one."
         )
-    return target, Gemma4Assistant(run.assistant_model, target, run.drawing(target))
+    return target, Gemma4Assistant(context.assistant_model, target, context.sampling(target))
 
 
-_METHODS: dict[str, Callable[[Run], tuple[LM, Drafter | None]]] = {
+_METHODS: dict[str, Callable[[MethodContext], tuple[LM, Drafter | None]]] = {
     "plain": _plain,
     "prompt_lookup": _prompt_lookup,
     "draft_model": _draft_model,
@@ -147,12 +157,39 @@ _METHODS: dict[str, Callable[[Run], tuple[LM, Drafter | None]]] = {
 }
 
 
-def method_for(
+def check_method(method: str, model: PreTrainedModel) -> None:
+    """Check that a method can draft for a target, as far as that needs no pass and no checkpoint.
+
+    Raises:
+        Unsupported: it cannot; the message says why.
+    """
+    if method != "mtp_layers":
+        return
+    layers = standard_cache_layers(model.config)
+    states = {type(layer).__name__ for layer in layers if has_states(layer)}
+    kinds = sorted({*unsupported_cache_layers(model.config).values()} | states)
+    if kinds:
+        raise Unsupported(
+            f"the MTP layers of {type(model).__name__} cannot draft: their cache ({', '.join(kinds)}) is more "
+            "than keys and values. Use another method."
+        )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise Unsupported(
+            f"the MTP layers of {type(model).__name__} cannot draft while the model is offloaded, since they "
+            "share its embedding and head: load it without offloading, or use another method."
+        )
+
+
+def assistant_method(
     model: PreTrainedModel, assistant_model: PreTrainedModel | None, tokenizer: Any, assistant_tokenizer: Any
 ) -> str | None:
-    """The method that an assistant model is for: by its class, and by what the tokenizers do; None without one.
+    """The method that an assistant model is for, by its class and by a comparison of the tokenizers.
 
-    Raises ValueError for a pair that cannot work.
+    Returns:
+        A method's name; None without an assistant.
+
+    Raises:
+        ValueError: the pair cannot work.
     """
     fit = check_pair(model, tokenizer, assistant_model, assistant_tokenizer)
     if assistant_model is None:
@@ -165,29 +202,35 @@ def method_for(
 def with_defaults(method: Method, model: PreTrainedModel, sample: bool) -> Method:
     """The method with the defaults that depend on the call.
 
-    One drafted token per MTP layer. A length that was given, in the call or a config, is kept to. Otherwise it adapts to
-    measured times where the text cannot depend on them. It can where a drafter is sampled from, in block verification and in a
-    lossy ensemble (constant there), and in half precision, where block sizes may break ties differently (heuristic there, which
-    goes by the acceptance alone).
+    The draft length defaults to one token per MTP layer. A length that the call or a config gives is kept constant.
+    Without one, the schedule is
+
+    - "constant" if the text depends on the lengths: with a sampled drafter, block verification or a lossy ensemble;
+    - "heuristic" in half precision, where block sizes may break ties differently and must not depend on measured times;
+    - "adaptive" otherwise.
     """
     options = dict(method.given)
     if method.options.get("num_assistant_tokens", 0) is None:
         options["num_assistant_tokens"] = max(1, num_mtp_layers(model))
     if method.options.get("num_assistant_tokens_schedule", "") is None:
-        drawn = sample and (method.name != "prompt_lookup" or method.options.get("verification") == "block")
+        sampled = sample and (method.name != "prompt_lookup" or method.options.get("verification") == "block")
         lossy = method.options.get("assistant_ensemble_weight") is not None
-        given = options.get("num_assistant_tokens") is not None  # one per MTP layer counts as given
-        free = "heuristic" if _rounds(model) else "adaptive"
-        options["num_assistant_tokens_schedule"] = "constant" if given or drawn or lossy else free
+        given = options.get("num_assistant_tokens") is not None  # one token per MTP layer counts as given
+        free = "heuristic" if _uses_half_precision(model) else "adaptive"
+        options["num_assistant_tokens_schedule"] = "constant" if given or sampled or lossy else free
     return Method(method.name, **options)
 
 
-def _rounds(model: PreTrainedModel) -> bool:
+def _uses_half_precision(model: PreTrainedModel) -> bool:
     """Whether a model computes in less than float32 anywhere, by its parameters or under autocast."""
     kinds = {parameter.dtype for parameter in model.parameters()}
     return not kinds <= {torch.float32, torch.float64} or torch.is_autocast_enabled(model_device(model).type)
 
 
-def assemble(method: str, run: Run) -> tuple[LM, Drafter | None]:
-    """The target and the drafter of a method, for one run. Raises ValueError where the models cannot do it."""
-    return _METHODS[method](run)
+def build_method(method: str, context: MethodContext) -> tuple[LM, Drafter | None]:
+    """The target's LM and the drafter of a method; None as drafter for plain decoding.
+
+    Raises:
+        ValueError: the models cannot be used for it.
+    """
+    return _METHODS[method](context)

@@ -1,4 +1,4 @@
-"""Draft model: a smaller model with the same tokenizer, with a cache of its own.
+"""Draft model: a smaller model with the same tokenizer and its own kv cache.
 
 Leviathan et al. 2211.17192; Chen et al. 2302.01318.
 """
@@ -8,23 +8,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specnb.decoding.contracts import Draft, Row
-from specnb.decoding.lm import LM
-from specnb.drafters.growing import Drawing, Growing
+from specnb.decoding.lm.base import LM
+from specnb.drafters.draft_builder import DraftBuilder, DraftSampling
 
 
 class DraftModel:
-    """Drafts autoregressively with `lm`, a cache that follows the same rows."""
+    """Drafts autoregressively with `lm`, whose cache follows the same rows."""
 
     drafts_first = False
     reads_target = False
 
-    def __init__(self, lm: LM, drawing: Drawing) -> None:
-        self.lm, self.drawing = lm, drawing
+    def __init__(self, lm: LM, sampling: DraftSampling) -> None:
+        self.lm, self.sampling = lm, sampling
 
-    def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
+    def propose(self, rows: Sequence[Row], max_draft_tokens: Sequence[int]) -> list[Draft]:
+        """A draft for each row, see `Drafter.propose`."""
         limit = self.lm.limit
-        most = [n if limit is None else min(n, limit - len(row.ids) + 1) for row, n in zip(rows, room, strict=True)]
-        drafts = [Growing(row, n, self.drawing) for row, n in zip(rows, most, strict=True)]
+        most = [
+            n if limit is None else min(n, limit - len(row.ids) + 1)
+            for row, n in zip(rows, max_draft_tokens, strict=True)
+        ]
+        drafts = [DraftBuilder(row, n, self.sampling) for row, n in zip(rows, most, strict=True)]
         while any(draft.open for draft in drafts):
             out = self.lm.logits(rows, [draft.tokens for draft in drafts], [1] * len(rows))
             for draft, logits in zip(drafts, out, strict=True):

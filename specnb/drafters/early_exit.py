@@ -1,12 +1,13 @@
-"""Self-speculative early exit: the first layers of the target draft, the others verify what those computed.
+"""Self-speculative early exit: the first layers of the target draft, the others verify.
 
-LayerSkip, Elhoushi et al. 2404.16710. The lower layers' keys, values and hidden states are reused: each token passes every
-layer once, and the prompt is processed once.
+LayerSkip, Elhoushi et al. 2404.16710. The keys, values and hidden states of the lower layers are reused: each token
+passes every layer once, and the prompt is processed once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,43 +16,58 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specnb.decoding.borrow import Capture, Inject, Skip, borrow, layers_path
-from specnb.decoding.cached import CachedLM
 from specnb.decoding.contracts import Row
-from specnb.decoding.follow import Given, Size, follow
-from specnb.decoding.lm import LM
-from specnb.decoding.one_by_one import OneByOne
-from specnb.decoding.store import RowStore
-from specnb.decoding.trial import check_draft
+from specnb.decoding.lm.base import LM, LMOptions
+from specnb.decoding.lm.block_check import check_draft
+from specnb.decoding.lm.cached_lm import CachedLM
+from specnb.decoding.lm.create import create_lm
+from specnb.decoding.lm.model_inputs import CacheSize, PreparedInputs
+from specnb.decoding.lm.rowwise_lm import RowwiseLM
+from specnb.runtime.module_view import Capture, Inject, Skip, layers_path, module_view
 
-_CHECKED: WeakKeyDictionary[PreTrainedModel, set[int]] = WeakKeyDictionary()  # exits that `check_halves` let pass
+_CHECKED: WeakKeyDictionary[PreTrainedModel, set[int]] = WeakKeyDictionary()  # exit layers that passed `check_split`
 
 
 class LowerLayers(CachedLM):
-    """The target up to layer `exit`, then its final norm and head. Keeps what its last layer gave until it is taken."""
+    """The target up to layer `exit_layer`, then its final norm and head.
 
-    def __init__(self, model: PreTrainedModel, exit: int, rows: Sequence[Row], store: RowStore, **size: Any) -> None:
+    It keeps the hidden states of its last layer until `pop_states` or `clear_states`.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, rows: Sequence[Row], size: CacheSize, prepared: PreparedInputs, exit_layer: int
+    ) -> None:
         path = layers_path(model)
         layers = model.get_submodule(path)
-        self.last = Capture(layers[exit - 1])
-        above = {f"{path}.{i}": Skip(layers[i]) for i in range(exit, len(layers))}
-        super().__init__(borrow(model, {f"{path}.{exit - 1}": self.last, **above}), rows, store=store, **size)
+        self.last = Capture(layers[exit_layer - 1])
+        above = {f"{path}.{i}": Skip(layers[i]) for i in range(exit_layer, len(layers))}
+        super().__init__(module_view(model, {f"{path}.{exit_layer - 1}": self.last, **above}), rows, size, prepared)
         self._states: dict[int, tuple[int, Tensor]] = {}
 
-    def _forward(self, rows: Sequence[Row], fed: Sequence[Sequence[int]], starts: list[int], keep: int) -> Tensor:
-        out = super()._forward(rows, fed, starts, keep)
+    def _forward(
+        self, rows: Sequence[Row], new_tokens: Sequence[Sequence[int]], starts: list[int], num_logits: int
+    ) -> Tensor:
+        out = super()._forward(rows, new_tokens, starts, num_logits)
         for r, row in enumerate(rows):
-            new = self.last.value[r, : len(fed[r])]
+            new = self.last.value[r, : len(new_tokens[r])]
             start, old = self._states.get(row.index, (starts[r], new[:0]))
             self._states[row.index] = start, torch.cat([old[: starts[r] - start], new])
         return out
 
-    def forget(self) -> None:
-        """Let go of states that nobody took: of drafts that were cut to nothing."""
+    def clear_states(self) -> None:
+        """Drop states that are not needed, of drafts that were cut to nothing."""
         self._states.clear()
 
-    def take(self, rows: Sequence[Row], starts: Sequence[int], width: int) -> Tensor:
-        """The states `[rows, width, size]` from position `starts[i]` on (padded behind)."""
+    def pop_states(self, rows: Sequence[Row], starts: Sequence[int], width: int) -> Tensor:
+        """Take the kept hidden states.
+
+        Args:
+            starts: the first position of each row.
+            width: number of positions; shorter rows are padded at the end.
+
+        Returns:
+            `[rows, width, size]`.
+        """
         parts = [
             self._states[row.index][1][s - self._states[row.index][0] :] for row, s in zip(rows, starts, strict=True)
         ]
@@ -60,88 +76,112 @@ class LowerLayers(CachedLM):
 
 
 class EarlyExitTarget(CachedLM):
-    """The target; where `lower` has drafted, only the layers above it run.
+    """The target. If `lower` has drafted, only the layers above it run.
 
     Args:
-        exit: number of layers that draft, 1 to layers - 1.
+        exit_layer: number of layers that draft, 1 to layers - 1.
 
-    Raises NotReproduced for a model that its two halves do not reproduce.
+    Raises:
+        SplitMismatch: the model split in two gives other logits than the whole model.
     """
 
-    def __init__(self, model: PreTrainedModel, rows: Sequence[Row], *, exit: int, **options: Any) -> None:
-        options.pop("foreign_ids", None)
-        super().__init__(model, rows, **options)
-        self._graphs = None  # the halves hand each other tensors that a recording would not see
-        given, model = model, self.model
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        rows: Sequence[Row],
+        size: CacheSize,
+        prepared: PreparedInputs,
+        options: LMOptions = LMOptions(),
+        *,
+        exit_layer: int,
+    ) -> None:
+        super().__init__(model, rows, size, prepared, options)
+        if self.kv_cache.state_layers:  # both halves would have to go back to the same token
+            raise SplitMismatch("its layers have running states")
+        self._graphs = None  # CUDA graphs would not capture the states passed between the two parts
+        original, model = model, self.model
         path = layers_path(model)
         layers = model.get_submodule(path)
-        self._inject = Inject(layers[exit - 1])
-        self._upper = borrow(
-            model, {f"{path}.{exit - 1}": self._inject, **{f"{path}.{i}": Skip(layers[i]) for i in range(exit - 1)}}
+        self._inject = Inject(layers[exit_layer - 1])
+        self._upper = module_view(
+            model,
+            {
+                f"{path}.{exit_layer - 1}": self._inject,
+                **{f"{path}.{i}": Skip(layers[i]) for i in range(exit_layer - 1)},
+            },
         )
-        self._whole = model
-        size = {key: options[key] for key in ("capacity", "prefill_chunk_size", "feed") if key in options}
-        self.lower = LowerLayers(model, exit, rows, self.store, **size)
-        if exit not in _CHECKED.setdefault(given, set()):
-            check_halves(model, self.lower.model, self.lower.last, self._upper, self._inject, self.device)
-            _CHECKED[given].add(exit)
+        self._full = model
+        self.lower = LowerLayers(model, rows, size, replace(prepared, past=None), exit_layer)
+        self.lower.kv_cache = self.kv_cache
+        if exit_layer not in _CHECKED.setdefault(original, set()):
+            check_split(model, self.lower.model, self.lower.last, self._upper, self._inject, self.device)
+            _CHECKED[original].add(exit_layer)
 
-    def logits(self, rows: Sequence[Row], extra: Sequence[Sequence[int]], keep: Sequence[int]) -> list[Tensor]:
-        if any(extra):
-            self.lower.advance(rows, extra)
+    def logits(
+        self, rows: Sequence[Row], draft_tokens: Sequence[Sequence[int]], num_logits: Sequence[int]
+    ) -> list[Tensor]:
+        """The rows' logits, see `LM.logits`; lower layers that have run are not run again."""
+        if any(draft_tokens):
+            self.lower.advance(rows, draft_tokens)
             self.model = self._upper
         else:
-            self.model = self._whole
-            self.lower.first = False  # the prompt, and what belongs to it, is processed
-            self.lower.forget()
-        out = super().logits(rows, extra, keep)
-        self.lower.note(rows, extra)
+            self.model = self._full
+            self.lower.is_first_pass = False  # the target processes the prompt and its other inputs
+            self.lower.clear_states()
+        out = super().logits(rows, draft_tokens, num_logits)
+        self.lower.mark_cached(rows, draft_tokens)
         return out
 
-    def _forward(self, rows: Sequence[Row], fed: Sequence[Sequence[int]], starts: list[int], keep: int) -> Tensor:
+    def _forward(
+        self, rows: Sequence[Row], new_tokens: Sequence[Sequence[int]], starts: list[int], num_logits: int
+    ) -> Tensor:
         if self.model is self._upper:
-            self._inject.value = self.lower.take(rows, starts, max(map(len, fed)))
-        return super()._forward(rows, fed, starts, keep)
+            self._inject.value = self.lower.pop_states(rows, starts, max(map(len, new_tokens)))
+        return super()._forward(rows, new_tokens, starts, num_logits)
 
 
-class NotReproduced(ValueError):
-    """The layers of a model, run in two halves, do not give what the whole gives."""
+class SplitMismatch(ValueError):
+    """A model that is run in two parts does not give the same logits as the whole model."""
 
 
-def early_exit(model: PreTrainedModel, rows: Sequence[Row], exit: int, size: Size, given: Given) -> tuple[LM, LM]:
-    """The target, and the LM of its first `exit` layers that drafts for it.
+def early_exit(
+    model: PreTrainedModel, rows: Sequence[Row], exit_layer: int, size: CacheSize, prepared: PreparedInputs
+) -> tuple[LM, LM]:
+    """The target, and the LM of its first `exit_layer` layers that drafts for it.
 
-    Where the model can be run in two halves, what the lower one computed is reused; else the lower layers draft with a cache of
-    their own.
+    If the model can be split in two, the target reuses what the lower layers computed. Otherwise the lower layers draft
+    with their own kv cache.
 
-    Raises ValueError for an `exit` that the model does not have, and where its first layers do not run alone.
+    Raises:
+        ValueError: the model has no such layer, or its first layers cannot run alone.
     """
     path = layers_path(model)
     layers: Any = model.get_submodule(path)
     depth = len(layers)
-    if not 1 <= exit < depth:
+    if not 1 <= exit_layer < depth:
         raise ValueError(
-            f"assistant_early_exit={exit} is not valid: {type(model).__name__} has {depth} layers, so give 1 to {depth - 1}."
+            f"assistant_early_exit={exit_layer} is not valid: {type(model).__name__} has {depth} layers, so give 1 to "
+            f"{depth - 1}."
         )
     try:
-        target = follow(model, rows, size, given=given, fast=partial(EarlyExitTarget, exit=exit))
-    except NotReproduced:
-        target = follow(model, rows, size, given=given)
+        target = create_lm(model, rows, size, prepared=prepared, cached=partial(EarlyExitTarget, exit_layer=exit_layer))
+    except SplitMismatch:
+        target = create_lm(model, rows, size, prepared=prepared)
     if isinstance(target, EarlyExitTarget):
         return target, target.lower
-    if isinstance(target, OneByOne):
-        halves = {i: lm.lower for i, lm in target.lms.items() if isinstance(lm, EarlyExitTarget)}
-        if len(halves) == len(rows):
-            return target, OneByOne(halves)
-    lower = borrow(model, {path: nn.ModuleList(list(layers)[:exit])})
-    lm = follow(lower, rows, size, role="draft model")
-    if given.feed.extras:
+    if isinstance(target, RowwiseLM):
+        lower_lms = {i: lm.lower for i, lm in target.lms.items() if isinstance(lm, EarlyExitTarget)}
+        if len(lower_lms) == len(rows):
+            return target, RowwiseLM(lower_lms)
+    lower = module_view(model, {path: nn.ModuleList(list(layers)[:exit_layer])})
+    lm = create_lm(lower, rows, size, role="draft model")
+    if prepared.inputs.extras:
         check_draft(lower, lm, rows)
     return target, lm
 
 
 @torch.no_grad()
-def check_halves(
+def check_split(
     model: PreTrainedModel,
     lower: PreTrainedModel,
     last: Capture,
@@ -149,7 +189,11 @@ def check_halves(
     inject: Inject,
     device: torch.device,
 ) -> None:
-    """Raise NotReproduced unless the two halves, one after the other, give what the whole gives on two tokens."""
+    """Compare the model split in two with the whole model on two tokens.
+
+    Raises:
+        SplitMismatch: the logits differ, or one part does not run.
+    """
     tokens = torch.tensor([[0, 1]], device=device)
     whole = model(tokens, use_cache=False).logits
     reason: object = "they give other logits"
@@ -158,11 +202,11 @@ def check_halves(
         if not isinstance(last.value, Tensor) or last.value.dim() != 3:
             raise TypeError("its layers do not return one state per token")
         inject.value = last.value
-        halves = upper(tokens, use_cache=False).logits
-        if halves.shape == whole.shape and torch.allclose(
-            whole, halves, rtol=1e-3, atol=1e-3 * float(whole.abs().max())
+        split_logits = upper(tokens, use_cache=False).logits
+        if split_logits.shape == whole.shape and torch.allclose(
+            whole, split_logits, rtol=1e-3, atol=1e-3 * float(whole.abs().max())
         ):
             return
-    except Exception as error:  # of any kind: the user's layers run
+    except Exception as error:  # of any kind: the model is unknown code
         reason = error
-    raise NotReproduced(str(reason))
+    raise SplitMismatch(str(reason))

@@ -1,7 +1,7 @@
-"""The Gemma 4 MTP drafter: a small model without a cache that attends to the target's keys and values.
+"""The Gemma 4 MTP drafter: a small model without its own cache that attends to the target's keys and values.
 
-Its input is the target's embedding of the last token beside the target's last hidden state, then its own projected state;
-its position stays that of the last token. Gemma 4 multi-token prediction guide, Google 2026.
+Its input is the target's embedding of the last token and the target's last hidden state; for later tokens, its own
+projected state. Its position stays that of the last token. Gemma 4 multi-token prediction guide, Google 2026.
 """
 
 from __future__ import annotations
@@ -13,60 +13,72 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specnb.decoding.borrow import Stand, exchanged
-from specnb.decoding.cached import CachedLM
+from specnb import compat
 from specnb.decoding.contracts import Draft, Row
-from specnb.decoding.fast import fastest
-from specnb.decoding.store import added
-from specnb.drafters.growing import Drawing, Growing
+from specnb.decoding.lm.cached_lm import CachedLM
+from specnb.decoding.lm.kv_cache import additive_mask
+from specnb.drafters.draft_builder import DraftBuilder, DraftSampling
+from specnb.runtime.module_view import Replacement, with_replacements
+from specnb.runtime.prepare import prepare
 
 
-class _Once(Stand):
-    """A rotary embedding worked out once for each tensor of positions: all tokens of a draft stand at the same ones."""
+class _CachedRotaryEmbedding(Replacement):
+    """A rotary embedding that is computed once per tensor of positions: all tokens of a draft share them."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__(layer)
-        self.__dict__["known"] = None, {}
+        self.__dict__["cached"] = None, {}
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
-        of, found = self.__dict__["known"]
-        if of is not position_ids:
-            self.__dict__["known"] = position_ids, (found := {})
+        """The embedding at `position_ids`."""
+        cached_for, found = self.__dict__["cached"]
+        if cached_for is not position_ids:
+            self.__dict__["cached"] = position_ids, (found := {})
         if layer_type not in found:
             found[layer_type] = self.__dict__["layer"](x, position_ids, layer_type)
         return found[layer_type]
 
 
-def _turning_once(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    return {"model.rotary_emb": _Once(modules["model.rotary_emb"])}
+def _rotary_replacement(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    return {"model.rotary_emb": _CachedRotaryEmbedding(modules["model.rotary_emb"])}
 
 
 class Gemma4Assistant:
-    """Drafts from the target's state after each pass; `target` must keep its hidden states."""
+    """Drafts from the target's hidden state after each pass.
+
+    Args:
+        assistant: the drafter's model.
+        target: must keep its hidden states (`LMOptions.hidden_states`).
+    """
 
     drafts_first = False
     reads_target = True
 
-    def __init__(self, assistant: PreTrainedModel, target: CachedLM, drawing: Drawing) -> None:
-        self.assistant, self.target, self.drawing = exchanged(fastest(assistant), _turning_once), target, drawing
+    def __init__(self, assistant: PreTrainedModel, target: CachedLM, sampling: DraftSampling) -> None:
+        self.assistant = with_replacements(prepare(assistant)[0], _rotary_replacement)
+        self.target, self.sampling = target, sampling
         self.embed = target.model.get_input_embeddings()
         self.device, self.dtype = assistant.pre_projection.weight.device, assistant.pre_projection.weight.dtype
         types = target.config.layer_types
-        self.sources = {types[i]: i for i, layer in enumerate(target.store.layers) if layer in target.store.row_layers}
-        sdpa = getattr(assistant.config.get_text_config(), "_attn_implementation", "eager") == "sdpa"
-        self._added = None if sdpa else assistant.dtype  # other attentions add the mask to the scores
+        self.kv_layers = {
+            types[i]: i for i, layer in enumerate(target.kv_cache.layers) if layer in target.kv_cache.row_layers
+        }
+        sdpa = compat.attention_implementation(assistant.config.get_text_config()) == "sdpa"
+        self._mask_dtype = None if sdpa else assistant.dtype  # attentions other than sdpa add the mask to the scores
 
-    def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
-        self.target.store.follow([row.index for row in rows])
-        drafts = [Growing(row, n, self.drawing) for row, n in zip(rows, room, strict=True)]
+    def propose(self, rows: Sequence[Row], max_draft_tokens: Sequence[int]) -> list[Draft]:
+        """A draft for each row, see `Drafter.propose`."""
+        self.target.kv_cache.keep_rows([row.index for row in rows])
+        drafts = [DraftBuilder(row, n, self.sampling) for row, n in zip(rows, max_draft_tokens, strict=True)]
         if not any(draft.open for draft in drafts):
             return [draft.draft() for draft in drafts]
-        lasts = [len(row.ids) - 1 for row in rows]  # the last tokens, which the target has not processed yet
-        kept = [self.target.hidden[row.index] for row in rows]
+        # the target has not processed the last tokens yet
+        lasts = [len(row.ids) - 1 for row in rows]
+        kept = [self.target.hidden_states[row.index] for row in rows]
         states = torch.stack(
             [state[last - 1 - start : last - start] for last, (start, state) in zip(lasts, kept, strict=True)]
         )
-        shared = {kind: self._shared(layer, lasts) for kind, layer in self.sources.items()}
+        shared = {kind: self._shared_kv(layer, lasts) for kind, layer in self.kv_layers.items()}
         given = {
             "shared_kv_states": {kind: (keys, values) for kind, (keys, values, _) in shared.items()},
             "attention_mask": {kind: mask for kind, (_, _, mask) in shared.items()},
@@ -84,31 +96,37 @@ class Gemma4Assistant:
 
     @torch.no_grad()
     def _run(self, inputs: Tensor, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Logits `[rows, vocab]` and states `[rows, 1, size]`. The drafter's own forward makes its masks anew for every token."""
+        """One step of the drafter, without its own forward, which would make its masks again for every token.
+
+        Returns:
+            Logits `[rows, vocab]` and states `[rows, 1, size]`.
+        """
         model = self.assistant
         out = model.model(
             inputs_embeds=model.pre_projection(inputs.to(self.device, self.dtype)), use_cache=False, **given
         )
-        hidden = out.last_hidden_state
-        ordered = model.masked_embedding
-        if ordered is None:
-            logits = model.lm_head(hidden)
-        else:  # row by row: it fills in what it leaves out from the lowest logit of all its rows
-            logits = torch.cat([ordered(row[None], model.lm_head.weight) for row in hidden])
-        return logits[:, -1], model.post_projection(hidden)
+        hidden_states = out.last_hidden_state
+        masked_embedding = model.masked_embedding
+        if masked_embedding is None:
+            logits = model.lm_head(hidden_states)
+        else:  # row by row, since it fills masked logits with the lowest logit of all rows
+            logits = torch.cat([masked_embedding(row[None], model.lm_head.weight) for row in hidden_states])
+        return logits[:, -1], model.post_projection(hidden_states)
 
-    def _shared(self, layer: int, lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys and values of a layer, and which of them each row may see: those of committed tokens, within the window."""
-        store: Any = self.target.store.layers[layer]
-        reach = max(lengths) if store.window is None else store.window + 1
+    def _shared_kv(self, layer: int, lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys, values and the attention mask of one of the target's layers.
+
+        Rows may see the tokens that the target has processed, within the layer's window. The mask is None if all rows
+        see all of them.
+        """
+        cached: Any = self.target.kv_cache.layers[layer]
+        reach = max(lengths) if cached.window is None else cached.window + 1
         first, end = max(0, min(lengths) - reach), max(lengths)
         mask = None
         if min(lengths) != end:
-            slots, ends = (
-                torch.arange(first, end, device=self.device),
-                torch.tensor(lengths, device=self.device)[:, None],
-            )
-            see = ((slots < ends) & (slots >= ends - reach))[:, None, None]
-            mask = see if self._added is None else added(see, self._added)
-        keys, values = (kept[:, :, first:end].to(self.device, self.dtype) for kept in (store.keys, store.values))
+            slots = torch.arange(first, end, device=self.device)
+            ends = torch.tensor(lengths, device=self.device)[:, None]
+            allowed = ((slots < ends) & (slots >= ends - reach))[:, None, None]
+            mask = allowed if self._mask_dtype is None else additive_mask(allowed, self._mask_dtype)
+        keys, values = (kept[:, :, first:end].to(self.device, self.dtype) for kept in (cached.keys, cached.values))
         return keys, values, mask

@@ -1,8 +1,9 @@
 """MTP layers of the checkpoint: layer i drafts token i from the target's hidden states and the tokens after them.
 
-DeepSeek-V3 2412.19437, section 2.2; GLM-4.5. Slot s of a layer's cache belongs to the target's hidden state at position s;
-layer m reads there the token at position s + 1 + m, of which the last m are drafted ones. After each pass the slots whose
-tokens were drafts are computed again, so every layer always holds what a clean pass over the text would give.
+DeepSeek-V3 2412.19437, section 2.2; GLM-4.5. Slot s of a layer's cache belongs to the target's hidden state at position
+s. For it, layer m reads the token at position s + 1 + m, so its last m slots read drafted tokens. After each pass of
+the target the slots with drafted tokens are computed again. So every layer always holds what a pass over the text alone
+would give.
 """
 
 from __future__ import annotations
@@ -14,56 +15,64 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specnb.decoding import lean
-from specnb.decoding.borrow import exchanged
+from specnb import compat
 from specnb.decoding.contracts import Draft, Row
-from specnb.decoding.lm import LM
-from specnb.decoding.store import RowStore
-from specnb.drafters.growing import Drawing, Growing
+from specnb.decoding.lm.base import LM
+from specnb.decoding.lm.kv_cache import KVCache
+from specnb.drafters.draft_builder import DraftBuilder, DraftSampling
+from specnb.runtime import low_overhead
+from specnb.runtime.module_view import with_replacements
 
 
 class MtpLayers:
-    """Drafts with `mtp`, transformers' `MtpModel`; `target` must keep all its hidden states.
+    """Drafts with the MTP layers.
 
-    Drafts longer than the number of layers go through the layers again, each token in a slot of its own behind the text.
+    Drafts longer than the number of layers go through the layers again, each token in its own slot after the text.
+
+    Args:
+        mtp: transformers' `MtpModel`.
+        target: must keep all its hidden states (`LMOptions.hidden_states`).
+        capacity: number of slots of the kv cache to allocate at first.
     """
 
     drafts_first = False
     reads_target = True
 
-    def __init__(self, mtp: Any, target: LM, rows: Sequence[Row], capacity: int, drawing: Drawing) -> None:
-        self.mtp, self.target, self.drawing = exchanged(mtp, lean.stands), target, drawing
+    def __init__(self, mtp: Any, target: LM, rows: Sequence[Row], capacity: int, sampling: DraftSampling) -> None:
+        self.mtp, self.target, self.sampling = with_replacements(mtp, low_overhead.replacements), target, sampling
         self.depth = len(mtp.layers)
         self.device = next(mtp.layers.parameters()).device
-        self.store = RowStore(mtp.config, [row.index for row in rows], capacity)
-        self._states: dict[int, tuple[int, Tensor]] = {}  # hidden states from the first slot on that is not settled
+        self.kv_cache = KVCache(mtp.config, [row.index for row in rows], capacity)
+        # by row index: the first slot that must be computed again, and the hidden states from there on
+        self._states: dict[int, tuple[int, Tensor]] = {}
         self._cache_name = (
             "cache" if "cache" in inspect.signature(mtp.layers[0].forward).parameters else "past_key_values"
         )
 
-    def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
-        self.store.follow([row.index for row in rows])
+    def propose(self, rows: Sequence[Row], max_draft_tokens: Sequence[int]) -> list[Draft]:
+        """A draft for each row, see `Drafter.propose`."""
+        self.kv_cache.keep_rows([row.index for row in rows])
         for row in rows:
             self._collect(row)
-        drafts = [Growing(row, n, self.drawing) for row, n in zip(rows, room, strict=True)]
+        drafts = [DraftBuilder(row, n, self.sampling) for row, n in zip(rows, max_draft_tokens, strict=True)]
         if not any(draft.open for draft in drafts):
             return [draft.draft() for draft in drafts]
-        ends = [len(row.ids) - 1 for row in rows]  # one slot per token that has another behind it
+        ends = [len(row.ids) - 1 for row in rows]  # one slot per token that another one follows
         starts = [self._states[row.index][0] for row in rows]
         width = max(end - start for start, end in zip(starts, ends, strict=True))
         states = torch.stack([_padded(self._states[row.index][1], width) for row in rows])
         known = [list(row.ids[start:]) for row, start in zip(rows, starts, strict=True)]
-        for m in range(self.depth):  # all layers, also for a short draft: the next one needs their slots
-            fed = [tokens[1 + m :] for tokens in known]
-            states = self._run(m, fed, states, starts, 1 + m)
+        for m in range(self.depth):  # all layers, also for a short draft, since the next draft needs their slots
+            new_tokens = [tokens[1 + m :] for tokens in known]
+            states = self._run(m, new_tokens, states, starts, 1 + m)
             last = [states[r, end - start - 1] for r, (start, end) in enumerate(zip(starts, ends, strict=True))]
             self._add(drafts, known, last)
         self._settle(rows)
         i = self.depth
         while any(draft.open for draft in drafts):
             slots = [end - 1 + i // self.depth for end in ends]
-            fed = [tokens[-1:] for tokens in known]
-            states = self._run(i % self.depth, fed, torch.stack(last)[:, None], slots, ends[0] + i - slots[0])
+            new_tokens = [tokens[-1:] for tokens in known]
+            states = self._run(i % self.depth, new_tokens, torch.stack(last)[:, None], slots, ends[0] + i - slots[0])
             last = list(states[:, 0])
             self._add(drafts, known, last)
             i += 1
@@ -71,36 +80,47 @@ class MtpLayers:
 
     def _collect(self, row: Row) -> None:
         """Take over the target's hidden states of committed tokens."""
-        start, new = self.target.hidden[row.index]
+        start, new = self.target.hidden_states[row.index]
         new = new[: len(row.ids) - 1 - start].to(self.device)
         first, old = self._states.get(row.index, (start, new[:0]))
         self._states[row.index] = first, torch.cat([old[: start - first], new])
 
     def _settle(self, rows: Sequence[Row]) -> None:
-        """Forget the states of slots in which no layer has read a drafted token."""
+        """Drop the states of slots in which no layer has read a drafted token."""
         for row in rows:
             first, states = self._states[row.index]
             settled = max(first, len(row.ids) - self.depth)
             self._states[row.index] = settled, states[settled - first :]
 
-    def _add(self, drafts: Sequence[Growing], known: Sequence[list[int]], last: Sequence[Tensor]) -> None:
+    def _add(self, drafts: Sequence[DraftBuilder], known: Sequence[list[int]], last: Sequence[Tensor]) -> None:
+        """Pick the next token of each draft from the layers' last states."""
         with torch.no_grad():
-            logits = self.mtp._project_to_logits(torch.stack(list(last)))
+            logits = compat.project_to_logits(self.mtp, torch.stack(list(last)))
         for draft, tokens, scores in zip(drafts, known, logits, strict=True):
             if draft.open:
                 draft.add(scores)
                 tokens.append(draft.tokens[-1])
-            else:  # a closed draft only keeps the layers' slots filled
+            else:  # the draft has ended; any token fills its slot
                 tokens.append(tokens[-1])
 
-    def _run(self, m: int, fed: Sequence[Sequence[int]], states: Tensor, slots: list[int], ahead: int) -> Tensor:
-        """Layer m over `fed[r]` in slots from `slots[r]` on; the tokens stand `ahead` positions after their slots."""
+    def _run(self, m: int, new_tokens: Sequence[Sequence[int]], states: Tensor, slots: list[int], ahead: int) -> Tensor:
+        """Run one layer.
+
+        Args:
+            m: the layer's number.
+            new_tokens: `new_tokens[r]` are read in the slots from `slots[r]` on.
+            states: the hidden states of these slots, `[rows, width, size]`.
+            ahead: the tokens' positions are their slots plus this.
+
+        Returns:
+            The layer's states, `[rows, width, size]`.
+        """
         width = states.shape[1]
-        tokens = torch.tensor([[*f, *[0] * (width - len(f))] for f in fed], device=self.target.device)
-        self.store.span.set(list(slots))
+        tokens = torch.tensor([[*f, *[0] * (width - len(f))] for f in new_tokens], device=self.target.device)
+        self.kv_cache.write_positions.set(list(slots))
         at = torch.tensor(slots, device=self.device)[:, None] + torch.arange(width, device=self.device)
-        sdpa = getattr(self.mtp.config, "_attn_implementation", "eager") == "sdpa"
-        mask = self.store.mask(at, None if sdpa else states.dtype)
+        sdpa = compat.attention_implementation(self.mtp.config) == "sdpa"
+        mask = self.kv_cache.mask(at, None if sdpa else states.dtype)
         kinds: Sequence[str] = getattr(self.mtp.config, "layer_types", None) or ()
         if isinstance(mask, dict):
             mask = mask[kinds[m]]
@@ -116,7 +136,7 @@ class MtpLayers:
                 position_embeddings=angles,
                 position_ids=at + ahead,
                 attention_mask=mask,
-                **{self._cache_name: self.store},
+                **{self._cache_name: self.kv_cache},
             )
             if getattr(self.mtp, "use_shared_post_norm", False):
                 out = self.mtp.shared_post_norm(out)

@@ -1,4 +1,4 @@
-"""Prompt lookup: copy what followed the same words earlier in prompt and output. No model, no law: a point mass."""
+"""Prompt lookup: copies what followed the same tokens earlier in the text. It needs no model; q is a point mass."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ from specnb.decoding.contracts import Draft, Row
 
 
 class NgramIndex:
-    """Where each n-gram (1 to `size` tokens) last ended before the end of a growing list of ids.
+    """The last place of each n-gram of 1 to `size` tokens in a growing list of ids.
 
-    Extending by one token and looking up cost O(size) dictionary operations, whatever the length of the text.
+    Adding a token and looking up cost O(size) dictionary operations, whatever the length of the text.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._last: list[dict[tuple[int, ...], int]] = [{} for _ in range(size)]
-        self._indexed = 0  # n-grams that end before this position are in
+        self._indexed = 0  # n-grams that end before this position are indexed
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Index every n-gram that has a continuation in `ids`."""
+        """Index every n-gram of `ids` that is followed by a token."""
         for end in range(max(1, self._indexed + 1), len(ids)):
             for n in range(1, min(self.size, end) + 1):
                 self._last[n - 1][tuple(ids[end - n : end])] = end
             self._indexed = end
 
     def find(self, ids: Sequence[int]) -> tuple[int, int]:
-        """Position after the most recent earlier occurrence of the longest suffix of `ids`, and its length; (0, 0) if none."""
+        """Find the longest suffix of `ids` that occurs earlier.
+
+        Returns:
+            The position after its most recent earlier occurrence, and its length; (0, 0) if there is none.
+        """
         for n in range(min(self.size, len(ids) - 1), 0, -1):
             at = self._last[n - 1].get(tuple(ids[len(ids) - n :]))
             if at is not None:
@@ -37,8 +41,12 @@ class NgramIndex:
 class PromptLookup:
     """Proposes the continuation of the most recent earlier occurrence of the longest matching suffix (Saxena 2023).
 
-    A continuation that reaches the end of the text goes on into its own copy, so that a short period is followed as far as
-    the draft length allows. It ends with an end-of-sequence token and never crosses one.
+    A continuation that reaches the end of the text goes on in its own copy, so that a repeated pattern can be drafted
+    to any length. A draft ends at an end-of-sequence token.
+
+    Args:
+        max_matching_ngram_size: the longest suffix to look up, in tokens.
+        eos: the ids of end-of-sequence tokens.
     """
 
     drafts_first = True
@@ -48,20 +56,21 @@ class PromptLookup:
         self.size, self.eos = max_matching_ngram_size, eos
         self._indexes: dict[int, NgramIndex] = {}
 
-    def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
-        return [self._propose(row, n) for row, n in zip(rows, room, strict=True)]
+    def propose(self, rows: Sequence[Row], max_draft_tokens: Sequence[int]) -> list[Draft]:
+        """A draft for each row, see `Drafter.propose`."""
+        return [self._propose(row, n) for row, n in zip(rows, max_draft_tokens, strict=True)]
 
-    def _propose(self, row: Row, room: int) -> Draft:
+    def _propose(self, row: Row, max_draft_tokens: int) -> Draft:
         index = self._indexes.setdefault(row.index, NgramIndex(self.size))
         index.extend(row.ids)
         at, matched = index.find(row.ids)
         draft: list[int] = []
-        most = min(room, row.schedule.length(matched)) if matched else 0
+        most = min(max_draft_tokens, row.schedule.length(matched)) if matched else 0
         for i in range(at, at + most + 1 if matched else at):
             token = row.ids[i] if i < len(row.ids) else draft[i - len(row.ids)]
             if len(draft) == most:
-                return Draft(draft, signal=matched, withheld=token)
+                return Draft(draft, match_length=matched, lookahead_token=token)
             draft.append(token)
             if token in self.eos:
                 break
-        return Draft(draft, signal=matched)
+        return Draft(draft, match_length=matched)

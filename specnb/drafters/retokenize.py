@@ -11,16 +11,20 @@ from torch import Tensor
 
 from specnb.text import Detokenizer, pieces
 
-WINDOW = 48  # characters that are encoded again with each addition: more than a merge reaches back
+WINDOW = 48  # characters that are encoded again with each addition; more than a merge of tokens spans
 _TEXTS: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
 
 
 class Retokenized:
-    """The ids that `tokenizer` gives a growing text, never none; an addition encodes a short window again.
+    """The ids that `tokenizer` gives a growing text; there is always at least one.
 
-    `ends[i]` is the number of characters up to and including token i, and a half more where it ends amid a character. The ids
-    so far and those of the window are joined at the last place where both have a token boundary; the text is never encoded
-    whole again.
+    Adding text encodes only a short window at the end again. The old ids and those of the window are joined at the last
+    place where both have a token boundary.
+
+    Attributes:
+        ids: the ids of the text.
+        ends: `ends[i]` is the number of characters up to and including token i, plus 0.5 if it ends inside a character.
+            None if the ids do not decode to the text.
     """
 
     def __init__(self, tokenizer: Any, text: str) -> None:
@@ -30,7 +34,11 @@ class Retokenized:
         self.ends = _ends(tokenizer, self.ids, text)
 
     def extend(self, addition: str) -> int:
-        """Add text; returns how many of the ids that were there before still stand."""
+        """Add text.
+
+        Returns:
+            How many of the earlier ids are unchanged.
+        """
         if not addition:
             return len(self.ids)
         before = len(self.text)
@@ -45,22 +53,22 @@ class Retokenized:
             if ends is not None:
                 known = self.ends[kept:]
                 both = set(ends) & set(known)
-                joint = max((end for end in both if start < end <= before and end == int(end)), default=None)
-                stays = kept if joint is None else kept + known.index(joint) + 1
-                rest = 0 if joint is None else ends.index(joint) + 1
-                self.ids[stays:], self.ends[stays:] = fresh[rest:], ends[rest:]
-                return stays
-        # something in the text has no token here, so places in text and ids cannot be matched
+                joined_at = max((end for end in both if start < end <= before and end == int(end)), default=None)
+                num_kept = kept if joined_at is None else kept + known.index(joined_at) + 1
+                rest = 0 if joined_at is None else ends.index(joined_at) + 1
+                self.ids[num_kept:], self.ends[num_kept:] = fresh[rest:], ends[rest:]
+                return num_kept
+        # the tokenizer cannot represent some of the text, so text and ids cannot be aligned
         old, self.ids[:], self.ends = list(self.ids), self._whole(), None
         return next(
             (i for i, (a, b) in enumerate(zip(old, self.ids, strict=False)) if a != b), min(len(old), len(self.ids))
         )
 
     def _whole(self) -> list[int]:
-        """The ids of the whole text, with a BOS where the tokenizer adds one; something to begin with where there is no text."""
+        """The ids of the whole text, with a BOS if the tokenizer adds one; some special token if the text is empty."""
         ids = list(self.tokenizer(self.text)["input_ids"])
         while ids and ids[-1] == self.tokenizer.eos_token_id:
-            ids.pop()  # added at the end by some: the text goes on
+            ids.pop()  # some tokenizers add an EOS, but the text goes on
         starts = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id, self.tokenizer.pad_token_id, 0)
         return ids or [next(token for token in starts if token is not None)]
 
@@ -70,11 +78,15 @@ class Retokenized:
 
 
 def continuation(tokenizer: Any, context: str, addition: str) -> list[int]:
-    """`addition` in ids of `tokenizer`, as they may follow ids whose text ends with `context`; [] where none fit.
+    """Encode `addition` as a continuation of ids whose text ends with `context`.
 
-    The context's end must be a token boundary; else the addition is encoded alone, if that reads the same.
+    The end of the context must be a token boundary. Otherwise the addition is encoded alone, if that decodes to the
+    same text.
+
+    Returns:
+        The ids of the addition; [] if it cannot be encoded so.
     """
-    if len(context) > WINDOW:  # from a blank on: some tokenizers know whole words only
+    if len(context) > WINDOW:  # start at a blank, for tokenizers of whole words
         context = context[-WINDOW:]
         context = context[max(0, context.find(" ")) :]
     together = encode(tokenizer, context + addition)
@@ -86,25 +98,31 @@ def continuation(tokenizer: Any, context: str, addition: str) -> list[int]:
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """The ids of a text without special tokens added."""
+    """The ids of a text, without special tokens."""
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def shared_tokens(tokenizer: Any, other: Any, vocab: int, other_vocab: int) -> tuple[Tensor, Tensor]:
-    """The tokens that both tokenizers have, as ids `[n]` of the one and ids `[n]` of the other, ordered by the first.
+    """The tokens that both tokenizers have.
 
-    Tokens are the same if they add the same text to a text; the end-of-sequence tokens are each other's counterpart. Ids
-    beyond a model's vocabulary are left out. Timor et al. 2502.05202, token-level intersection.
+    Tokens are the same if they add the same text; the two end-of-sequence tokens are also a pair. Timor et al.
+    2502.05202, token-level intersection.
+
+    Args:
+        vocab, other_vocab: the vocabulary sizes of the models; ids beyond them are left out.
+
+    Returns:
+        The tokens as ids `[n]` of `tokenizer`, ascending, and as ids `[n]` of `other`.
     """
-    theirs: dict[str, int] = {}
+    other_ids: dict[str, int] = {}
     for i, text in enumerate(_texts(other)[:other_vocab]):
         if text:
-            theirs.setdefault(text, i)
-    pairs, taken = [], set()
+            other_ids.setdefault(text, i)
+    pairs, paired = [], set()
     for i, text in enumerate(_texts(tokenizer)[:vocab]):
-        if text in theirs and text not in taken:
-            taken.add(text)
-            pairs.append((i, theirs[text]))
+        if text in other_ids and text not in paired:
+            paired.add(text)
+            pairs.append((i, other_ids[text]))
     ends = tokenizer.eos_token_id, other.eos_token_id
     if None not in ends and ends[0] < vocab and ends[1] < other_vocab:
         pairs = [pair for pair in pairs if pair[0] != ends[0] and pair[1] != ends[1]] + [ends]
@@ -113,11 +131,11 @@ def shared_tokens(tokenizer: Any, other: Any, vocab: int, other_vocab: int) -> t
 
 
 def _texts(tokenizer: Any) -> list[str]:
-    """What each token adds to a text that it follows; "" for special tokens and parts of characters."""
+    """The text that each token adds to a text; "" for special tokens and parts of characters."""
     if tokenizer not in _TEXTS:
         special = set(tokenizer.all_special_ids)
         anchor = next((i for i in encode(tokenizer, "a") if i not in special), None)
-        if anchor is None:  # no letters in this vocabulary: any ordinary token will do
+        if anchor is None:  # no letters in this vocabulary: take any token that is not special
             anchor = next(i for i in range(len(tokenizer)) if i not in special)
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         head = tokenizer.decode([anchor], **options)
@@ -128,7 +146,11 @@ def _texts(tokenizer: Any) -> list[str]:
 
 
 def _ends(tokenizer: Any, ids: list[int], text: str, start: int = 0) -> list[float] | None:
-    """Where each token of `text` ends, counted from `start`; a half more amid a character. None if they do not read `text`."""
+    """The character at which each token ends, counted from `start`; plus 0.5 inside a character.
+
+    Returns:
+        None if the ids do not decode to `text`.
+    """
     detokenizer = Detokenizer(tokenizer)
     ends: list[float] = []
     read = ""
@@ -136,7 +158,7 @@ def _ends(tokenizer: Any, ids: list[int], text: str, start: int = 0) -> list[flo
         read += detokenizer.push([token])[0]
         ends.append(len(read) + 0.5 if detokenizer.held else len(read))
     read += detokenizer.flush()
-    stripped = len(text) - len(read)  # a blank at the beginning that some decoders leave out
+    stripped = len(text) - len(read)  # some decoders drop a blank at the beginning
     if text[stripped:] != read or text[:stripped].strip(" ") or stripped < 0:
         return None
     if ends:
@@ -145,6 +167,6 @@ def _ends(tokenizer: Any, ids: list[int], text: str, start: int = 0) -> list[flo
 
 
 def _specials(tokenizer: Any, ids: list[int]) -> int:
-    """How many special tokens stand before the text."""
+    """Number of special tokens in front of the text."""
     special = set(tokenizer.all_special_ids)
     return next((i for i, token in enumerate(ids) if token not in special), len(ids))

@@ -1,7 +1,7 @@
 """Universal assisted decoding: a draft model with another tokenizer.
 
-Greedy: what the draft model writes is encoded again with the target's tokenizer. Sampling: it draws among the tokens that
-both vocabularies have, so that the law of each drafted token is known exactly. Timor et al. 2502.05202.
+Greedy: the draft model's text is encoded again with the target's tokenizer. Sampling: tokens are drawn among those that
+both vocabularies have, so that the distribution of each drafted token is known exactly. Timor et al. 2502.05202.
 """
 
 from __future__ import annotations
@@ -14,120 +14,146 @@ import torch
 from torch import Tensor
 
 from specnb.decoding.contracts import Draft, Row
-from specnb.decoding.lm import LM
-from specnb.drafters.growing import Drawing, Growing
+from specnb.decoding.lm.base import LM
+from specnb.drafters.draft_builder import DraftBuilder, DraftSampling
 from specnb.drafters.retokenize import Retokenized, continuation, shared_tokens
 from specnb.text import Detokenizer
 
 
 @dataclass
-class _Reading:
-    """A row as the draft model reads it: `ids` are the draft model's, of the same text."""
+class RetokenizedRow:
+    """A row in the draft model's tokens.
+
+    Args:
+        index: the row's index.
+        detokenizer: reads the target's ids.
+        text: the row's text in the draft model's ids.
+        ids: the draft model's ids of the text.
+        num_read: number of the target's ids that are in the text.
+    """
 
     index: int
     detokenizer: Detokenizer
     text: Retokenized
     ids: list[int] = field(default_factory=list)
-    read: int = 0  # tokens of the target's row that are in the text
+    num_read: int = 0
 
 
 class Universal:
-    """Drafts with `lm`, whose tokenizer is another than the target's.
+    """Drafts with a model that has another tokenizer than the target.
 
     Args:
-        lm: the draft model's cache; it follows the rows of `readings`, made by `readings_of`.
+        lm: the draft model; it follows `retokenized`.
+        retokenized: the rows in the draft model's tokens, from `retokenize_rows`.
         tokenizers: the target's and the draft model's.
-        shared: drafts are tokens that both have, with a law (for sampling); else text that is encoded again.
+        shared: draft tokens that both vocabularies have, with a distribution (for sampling); else encode the draft
+            model's text again.
+
+    Raises:
+        ValueError: `shared`, but the vocabularies have no token in common.
     """
 
     drafts_first = False
     reads_target = False
 
     def __init__(
-        self, lm: LM, readings: Sequence[_Reading], tokenizers: tuple[Any, Any], drawing: Drawing, shared: bool
+        self,
+        lm: LM,
+        retokenized: Sequence[RetokenizedRow],
+        tokenizers: tuple[Any, Any],
+        sampling: DraftSampling,
+        shared: bool,
     ) -> None:
-        self.lm, self.drawing = lm, drawing
+        self.lm, self.sampling = lm, sampling
         self.tokenizer, self.assistant_tokenizer = tokenizers
-        self.readings = {reading.index: reading for reading in readings}
+        self.retokenized = {row_state.index: row_state for row_state in retokenized}
         self.shared: tuple[Tensor, Tensor] | None = None
         if shared:
-            mine, theirs = shared_tokens(*tokenizers, drawing.vocab_size, lm.vocab_size)
-            if not len(mine):
+            target_ids, assistant_ids = shared_tokens(*tokenizers, sampling.vocab_size, lm.vocab_size)
+            if not len(target_ids):
                 raise ValueError(
-                    "the two tokenizers have no token in common, so sampling with this draft model is not possible; use do_sample=False."
+                    "the two tokenizers have no token in common, so sampling with this draft model is not possible; "
+                    "use do_sample=False."
                 )
-            self.shared = mine.to(drawing.device), theirs.to(drawing.device)
-            self.counterpart = dict(zip(mine.tolist(), theirs.tolist(), strict=True))
-        own_eos = lm.model.generation_config.eos_token_id
-        self.eos = {self.assistant_tokenizer.eos_token_id, *(own_eos if isinstance(own_eos, list) else [own_eos])} - {
-            None
-        }
+            self.shared = target_ids.to(sampling.device), assistant_ids.to(sampling.device)
+            self.assistant_id_of = dict(zip(target_ids.tolist(), assistant_ids.tolist(), strict=True))
+        model_eos = lm.model.generation_config.eos_token_id
+        self.eos = {
+            self.assistant_tokenizer.eos_token_id,
+            *(model_eos if isinstance(model_eos, list) else [model_eos]),
+        } - {None}
 
-    def propose(self, rows: Sequence[Row], room: Sequence[int]) -> list[Draft]:
-        readings = [self._read(row) for row in rows]
+    def propose(self, rows: Sequence[Row], max_draft_tokens: Sequence[int]) -> list[Draft]:
+        """A draft for each row, see `Drafter.propose`."""
+        retokenized = [self._update(row) for row in rows]
         limit = self.lm.limit
         most = [
             0 if r.detokenizer.held else n if limit is None else min(n, limit - len(r.ids) + 1)
-            for r, n in zip(readings, room, strict=True)
+            for r, n in zip(retokenized, max_draft_tokens, strict=True)
         ]
-        growing = [Growing(row, n, self.drawing) for row, n in zip(rows, most, strict=True)]
-        own: list[list[int]] = [[] for _ in rows]
+        builders = [DraftBuilder(row, n, self.sampling) for row, n in zip(rows, most, strict=True)]
+        draft_ids: list[list[int]] = [[] for _ in rows]
         if self.shared is None:
-            return self._by_text(readings, growing, own)
-        while any(draft.open for draft in growing):
-            out = self.lm.logits(readings, own, [1] * len(rows))  # type: ignore[arg-type]
-            for draft, ids, logits in zip(growing, own, out, strict=True):
+            return self._draft_text(retokenized, builders, draft_ids)
+        while any(draft.open for draft in builders):
+            out = self.lm.logits(retokenized, draft_ids, [1] * len(rows))  # type: ignore[arg-type]
+            for draft, ids, logits in zip(builders, draft_ids, out, strict=True):
                 if draft.open:
-                    scores = logits.new_full((self.drawing.vocab_size,), -torch.inf, device=self.drawing.device)
-                    scores[self.shared[0]] = logits[0].to(self.drawing.device)[self.shared[1]]
+                    scores = logits.new_full((self.sampling.vocab_size,), -torch.inf, device=self.sampling.device)
+                    scores[self.shared[0]] = logits[0].to(self.sampling.device)[self.shared[1]]
                     draft.add(scores)
-                    ids.append(self.counterpart[draft.tokens[-1]])
-                    draft.doubted |= ids[-1] in self.eos  # nothing it says after that is meant
-        return [draft.draft() for draft in growing]
+                    ids.append(self.assistant_id_of[draft.tokens[-1]])
+                    draft.ended |= ids[-1] in self.eos  # the draft model's text ends there
+        return [draft.draft() for draft in builders]
 
-    def _by_text(self, readings: Sequence[_Reading], growing: Sequence[Growing], own: list[list[int]]) -> list[Draft]:
-        """Let the draft model write as many of its tokens as were asked for, then encode their text for the target."""
-        writing = [draft.most > 0 for draft in growing]
+    def _draft_text(
+        self, retokenized: Sequence[RetokenizedRow], builders: Sequence[DraftBuilder], draft_ids: list[list[int]]
+    ) -> list[Draft]:
+        """Let the draft model generate as many of its tokens as are wanted, then encode their text for the target."""
+        writing = [draft.length > 0 for draft in builders]
         while any(writing):
-            out = self.lm.logits(readings, own, [1] * len(readings))  # type: ignore[arg-type]
+            out = self.lm.logits(retokenized, draft_ids, [1] * len(retokenized))  # type: ignore[arg-type]
             for i, logits in enumerate(out):
                 if writing[i]:
                     token = int(logits[0].argmax())
-                    own[i].append(token)
+                    draft_ids[i].append(token)
                     confident = (
-                        not self.drawing.threshold
-                        or float((logits[0][token] - logits[0].logsumexp(-1)).exp()) >= self.drawing.threshold
+                        not self.sampling.threshold
+                        or float((logits[0][token] - logits[0].logsumexp(-1)).exp()) >= self.sampling.threshold
                     )
-                    writing[i] = len(own[i]) < growing[i].most and confident and token not in self.eos
+                    writing[i] = len(draft_ids[i]) < builders[i].length and confident and token not in self.eos
         drafts = []
-        for reading, draft, ids in zip(readings, growing, own, strict=True):
-            text = "".join(self._detokenizer(reading).peek(ids)).split("\ufffd")[0] if ids else ""
-            tokens = continuation(self.tokenizer, reading.text.text, text) if text else []
-            known = [token for token in tokens[: draft.most] if token < self.drawing.vocab_size]
-            drafts.append(Draft(known if len(known) == len(tokens[: draft.most]) else []))
+        for row_state, draft, ids in zip(retokenized, builders, draft_ids, strict=True):
+            text = "".join(self._detokenizer(row_state).peek(ids)).split("\ufffd")[0] if ids else ""
+            tokens = continuation(self.tokenizer, row_state.text.text, text) if text else []
+            known = [token for token in tokens[: draft.length] if token < self.sampling.vocab_size]
+            drafts.append(Draft(known if len(known) == len(tokens[: draft.length]) else []))
         return drafts
 
-    def _detokenizer(self, reading: _Reading) -> Detokenizer:
-        """The end of the draft model's own text, read up to where its new tokens begin."""
+    def _detokenizer(self, row_state: RetokenizedRow) -> Detokenizer:
+        """A detokenizer that has read the end of the draft model's ids, up to where its new tokens begin."""
         detokenizer = Detokenizer(self.assistant_tokenizer)
-        detokenizer.push(reading.ids[-16:])
+        detokenizer.push(row_state.ids[-16:])
         return detokenizer
 
-    def _read(self, row: Row) -> _Reading:
-        """Bring the draft model's reading of a row up to date."""
-        reading = self.readings[row.index]
-        new = "".join(reading.detokenizer.push(row.ids[reading.read :]))
-        reading.read = len(row.ids)
-        self.lm.rewind(reading.index, reading.text.extend(new))
-        reading.ids = reading.text.ids
-        return reading
+    def _update(self, row: Row) -> RetokenizedRow:
+        """Bring a row's text and its ids of the draft model up to date."""
+        row_state = self.retokenized[row.index]
+        new = "".join(row_state.detokenizer.push(row.ids[row_state.num_read :]))
+        row_state.num_read = len(row.ids)
+        self.lm.rewind(row_state.index, row_state.text.extend(new))
+        row_state.ids = row_state.text.ids
+        return row_state
 
 
-def readings_of(rows: Sequence[Row], tokenizer: Any, assistant_tokenizer: Any) -> list[_Reading]:
-    """How the draft model reads the rows' prompts: special tokens of the target left out, at most one BOS of its own."""
-    readings = []
+def retokenize_rows(rows: Sequence[Row], tokenizer: Any, assistant_tokenizer: Any) -> list[RetokenizedRow]:
+    """The rows' prompts in the draft model's tokens.
+
+    The target's special tokens are left out; the draft model's tokenizer may add a BOS.
+    """
+    retokenized = []
     for row in rows:
         detokenizer = Detokenizer(tokenizer)
         text = Retokenized(assistant_tokenizer, "".join(detokenizer.push(row.ids)))
-        readings.append(_Reading(row.index, detokenizer, text, text.ids, len(row.ids)))
-    return readings
+        retokenized.append(RetokenizedRow(row.index, detokenizer, text, text.ids, len(row.ids)))
+    return retokenized

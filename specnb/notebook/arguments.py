@@ -1,4 +1,4 @@
-"""The arguments of the magics. The options come from `specnb.options`."""
+"""The arguments of the magics. Those for `generate` are built from `specnb.options`."""
 
 from __future__ import annotations
 
@@ -8,52 +8,68 @@ from collections.abc import Callable
 from typing import Any
 
 from specnb.models.embedded import DEFAULT
-from specnb.notebook.line import Parser, flag, unescape
-from specnb.notebook.values import values
-from specnb.options import BY_NAME, METHODS, OPTIONS, Option, default, unknown
+from specnb.notebook.magic_parser import Parser, flag, unescape
+from specnb.notebook.values import parse_values
+from specnb.options import (
+    BENCH_REPEATS,
+    BY_NAME,
+    MAGIC_MAX_NEW_TOKENS,
+    METHOD_WITHOUT_DRAFT_MODEL,
+    METHODS,
+    OPTIONS,
+    Option,
+    default,
+    unknown,
+)
 
-_SPECGEN = """Generate from the text below this line, which goes to the model byte for byte.
+_SPECGEN = f"""Generate from the text below this line, which goes to the model byte for byte.
 
-%%specgen must be the first line of the cell. Nothing in the cell's body is read as an option or a comment, and there are
-no comments on the line itself. Values with blanks take quotes, single or double; a value that begins with a dash is
-written --option=VALUE. Backslashes outside of double quotes stay as they are; inside of them, \\" and \\\\ are a quote and
-a backslash. In --stop-strings and --system, \\n, \\t, \\r and \\\\ then mean line break, tab, carriage return and
-backslash. The line is not expanded: {name} and $name stay as written. In the body, --expand replaces {name}.
+%%specgen must be the first line of the cell. Nothing in the cell's body is read as an option or a comment, and the line
+itself cannot have comments. Put values with blanks in single or double quotes, and write a value that begins with a
+dash as --option=VALUE. Backslashes outside double quotes stay as they are; inside, \\" and \\\\ are a quote and a
+backslash. In --stop-strings and --system, \\n, \\t, \\r and \\\\ then mean line break, tab, carriage return and
+backslash. {{name}} and $name on the line stay as written. In the body, --expand replaces {{name}} by the variable.
 
-Without --max-new-tokens up to 256 tokens come; %config SpecMagics shows and sets such defaults. The last result is always
-in the variable _specgen. A running cell can be interrupted: what was generated until then is
-shown and kept, and the cell ends with an error of one line, so that queued cells do not run."""
+Without --max-new-tokens, up to {MAGIC_MAX_NEW_TOKENS} tokens are generated; %config SpecMagics shows and sets such
+defaults. The variable _specgen always has the last result. A running cell can be interrupted: what was generated until
+then is shown and kept, and the cell ends with an error of one line, so that queued cells do not run."""
 _SPECBENCH = """Compare methods on the prompts below this line; separate several prompts by lines of three dashes.
 
-Plain decoding is always among the runs. They take turns and are repeated, so that a machine that slows down slows all of
-them; the table says which is best and whether the measurement can tell. Options given here go to every method that has them;
---vary makes one run for each value of an option. early_exit takes part when --assistant-early-exit is given.
+Plain decoding is always among the runs. The runs take turns and are repeated, so that a machine that slows down slows
+all of them. The table says which run is best, and whether the measurements are clear enough to tell. Options given here
+go to every method that has them; --vary makes one run for each value of an option. early_exit is compared when
+--assistant-early-exit is given.
 
-The last comparison is always in the variable _specbench. A running cell can be interrupted: rounds that are complete are kept."""
+The variable _specbench always has the last comparison. A running cell can be interrupted: complete rounds are kept."""
 _SPECLOAD = """Load a model, and a draft model if one is named, and make it the one that %%specgen uses.
 
-NAME is a hub id, a local folder, a .gguf file or a name that specnb knows (--list shows them). Loading the same again only
-switches to it. Without NAME it is {} with the draft model {}, two tiny models that come with specnb. Models stay
-loaded when the extension is reloaded or unloaded; --drop NAME lets one go.""".format(*DEFAULT)
+NAME is a hub id, a local folder, a .gguf file or a name that specnb knows (--list shows them). Loading the same again
+only switches to it. Without NAME it is {} with the draft model {}, two tiny models that come with specnb.
+Models stay loaded when the extension is reloaded or unloaded; --drop NAME removes one.""".format(*DEFAULT)
 
-_SPECPANEL = """Open the panel: choose a method, turn its options, run, stop, compare.
+_SPECPANEL = """Open the panel: choose a method, set its options, run, stop, compare.
 
-It works on the models that %specload loaded, and can load others. NAME is the loaded model to begin with. In Python:
+It uses the models that %specload loaded, and can load others. NAME is the loaded model to begin with. In Python:
 panel = specnb.Panel(pair), then panel.result, panel.results, panel.options."""
 
 
 def specgen_parser() -> Parser:
-    """The arguments of %%specgen: its own, and one for every option of `specnb.options`."""
+    """The parser of `%%specgen`: its own arguments, and one for every option of `specnb.options`."""
     parser = Parser("%%specgen", _SPECGEN)
     own = _cell(parser, "GenerationResult")
     own.add_argument(
         "--method",
         type=_method,
         metavar="NAME",
-        help=f"{', '.join(METHODS)}; default: the one that the draft model is for, prompt_lookup without one",
+        help=(
+            f"{', '.join(METHODS)}; default: the one that fits the draft model, or {METHOD_WITHOUT_DRAFT_MODEL} "
+            "without a draft model"
+        ),
     )
     own.add_argument(
-        "--probabilities", action="store_true", help="record how probable each drafted token was, for the panel's Steps"
+        "--probabilities",
+        action="store_true",
+        help="record the probability of each drafted token, for the panel's Steps",
     )
     own.add_argument(
         "--expand",
@@ -65,7 +81,7 @@ def specgen_parser() -> Parser:
 
 
 def specbench_parser() -> Parser:
-    """The arguments of %%specbench: its own, and one for every option of `specnb.options`."""
+    """The parser of `%%specbench`: its own arguments, and one for every option of `specnb.options`."""
     parser = Parser("%%specbench", _SPECBENCH)
     own = _cell(parser, "Comparison")
     own.add_argument(
@@ -73,7 +89,7 @@ def specbench_parser() -> Parser:
         nargs="*",
         type=_method,
         metavar="METHOD",
-        help=f"of {', '.join(METHODS)}; default: all that the pair can run",
+        help=f"one of {', '.join(METHODS)}; default: all that the pair can run",
     )
     own.add_argument(
         "--vary",
@@ -82,16 +98,18 @@ def specbench_parser() -> Parser:
         metavar="OPTION=VALUES",
         help="a run for each value: num_assistant_tokens=1,2,4-8",
     )
-    own.add_argument("--repeats", type=_repeats, metavar="N", help="how often each run is timed; default 3")
     own.add_argument(
-        "--transformers", action="store_true", help="time transformers' own implementation of each method, too"
+        "--repeats", type=_repeats, metavar="N", help=f"how often each run is timed; default {BENCH_REPEATS}"
+    )
+    own.add_argument(
+        "--transformers", action="store_true", help="also time transformers' own implementation of each method"
     )
     _options(parser)
     return parser
 
 
 class _Once(argparse.Action):
-    """Takes one value; a second one would silently replace it."""
+    """Stores a value, and refuses a second one instead of replacing the first."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         if hasattr(namespace, self.dest):
@@ -100,7 +118,7 @@ class _Once(argparse.Action):
 
 
 def _cell(parser: Parser, result: str) -> Any:
-    """The group of what is about the cell itself."""
+    """Add the arguments that %%specgen and %%specbench share. `result` names the type of their result."""
     own = parser.add_argument_group("the cell")
     own.add_argument("--model", metavar="NAME", help="a loaded model other than the current one")
     own.add_argument("-o", "--output", type=_identifier, metavar="NAME", help=f"assign the {result} to this variable")
@@ -121,14 +139,14 @@ def _options(parser: Parser) -> None:
         if option.type is bool:
             group.add_argument(flag(option.name), action=argparse.BooleanOptionalAction, help=_help(option))
         else:
-            action = "append" if option.many else "store"
+            action = "append" if option.multiple else "store"
             group.add_argument(
                 flag(option.name), action=action, type=_value(option), metavar=_metavar(option), help=_help(option)
             )
 
 
 def specload_parser() -> Parser:
-    """The arguments of %specload: those of `specnb.load`."""
+    """The parser of `%specload`: the arguments of `specnb.load`."""
     parser = Parser("%specload", _SPECLOAD)
     parser.add_argument("name", nargs="?", metavar="NAME")
     parser.add_argument(
@@ -141,7 +159,7 @@ def specload_parser() -> Parser:
     )
     parser.add_argument("--source", metavar="SOURCE", help="hub, package or local: where the name is looked up")
     parser.add_argument("-o", "--output", type=_identifier, metavar="NAME", help="assign the Pair to this variable")
-    parser.add_argument("--drop", metavar="NAME", help="let a loaded model go")
+    parser.add_argument("--drop", metavar="NAME", help="remove a loaded model")
     parser.add_argument(
         "--list", action="store_true", help="show the loaded models (* is the current one) and the known names"
     )
@@ -149,29 +167,29 @@ def specload_parser() -> Parser:
 
 
 def specpanel_parser() -> Parser:
-    """The arguments of %specpanel."""
+    """The parser of `%specpanel`."""
     parser = Parser("%specpanel", _SPECPANEL)
     parser.add_argument("name", nargs="?", metavar="NAME")
     return parser
 
 
 def _value(option: Option) -> Callable[[str], Any]:
-    """Reads one value of an option; its errors name the option and what is allowed."""
+    """A function for argparse that converts and checks one value of an option."""
 
     def read(text: str) -> Any:
-        value: Any = unescape(text) if option.many and option.type is str else text
+        value: Any = unescape(text) if option.multiple and option.type is str else text
         if option.type is not str:
             try:
                 value = option.type(text)
             except ValueError:
                 raise argparse.ArgumentTypeError(
-                    f"{text!r} is not valid: it must be {option.allowed}{option.remedy}."
+                    f"{text!r} is not valid: it must be {option.allowed}{option.hint_in_brackets}."
                 ) from None
         try:
             return option.check(value)
         except ValueError:
             raise argparse.ArgumentTypeError(
-                f"{text!r} is not valid: it must be {option.allowed}{option.remedy}."
+                f"{text!r} is not valid: it must be {option.allowed}{option.hint_in_brackets}."
             ) from None
 
     return read
@@ -198,7 +216,7 @@ def _vary(text: str) -> tuple[Option, list[Any]]:
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} names no values: write --vary {name}=1,2,4-8.")
     try:
-        return BY_NAME[name], values(BY_NAME[name], given)
+        return BY_NAME[name], parse_values(BY_NAME[name], given)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -1,4 +1,4 @@
-"""Which methods a pair can run, and why not the others."""
+"""Which methods a pair can run, and why it cannot run the others."""
 
 from __future__ import annotations
 
@@ -10,12 +10,20 @@ _NO_DRAFT = "there is no draft model: load the pair with one (%specload NAME --a
 
 
 def available_methods(pair: Any) -> dict[str, str | None]:
-    """For every method None if `pair` can run it, else the reason in a sentence. The models are not run."""
-    from specnb import drafters, refusals
+    """Which methods a pair can run. The models themselves are not run.
+
+    Args:
+        pair: a `Pair`.
+
+    Returns:
+        For every method, None if the pair can run it, else the reason why it cannot.
+    """
+    from specnb import drafters
+    from specnb.call import unsupported
     from specnb.models.mtp import num_mtp_layers
 
     try:
-        refusals.check_model(pair.target, {})
+        unsupported.check_model(pair.target, {})
     except ValueError as error:
         return dict.fromkeys(METHODS, str(error))
     reasons: dict[str, str | None] = dict.fromkeys(METHODS)
@@ -25,22 +33,20 @@ def available_methods(pair: Any) -> dict[str, str | None]:
     if not num_mtp_layers(pair.target):
         reasons["mtp_layers"] = "the target's checkpoint has no multi-token-prediction layers"
     elif not pair.target.config.name_or_path:
-        reasons["mtp_layers"] = (
-            "the target was not loaded from a checkpoint that its prediction layers could be read from"
-        )
+        reasons["mtp_layers"] = "the target was not loaded from a checkpoint, so its MTP layers cannot be read"
     fitting, why = None, _NO_DRAFT
     try:
-        fitting = drafters.method_for(pair.target, pair.assistant, pair.tokenizer, pair.assistant_tokenizer)
+        fitting = drafters.assistant_method(pair.target, pair.assistant, pair.tokenizer, pair.assistant_tokenizer)
     except ValueError as error:
         why = str(error)
     for name, info in METHODS.items():
         if "assistant_model" in info.needs and name != fitting:
-            reasons[name] = why if fitting is None else _OTHER[name].format(METHODS[fitting].title)
+            reasons[name] = why if fitting is None else _OTHER_METHOD[name].format(METHODS[fitting].title)
     return reasons
 
 
-_OTHER = {
+_OTHER_METHOD = {
     "draft_model": "the draft model is of another kind or has another tokenizer; the method for it is {}",
-    "universal": "the draft model shares the target's ids or states, so it needs no translation; the method for it is {}",
+    "universal": "the draft model has the target's tokenizer or reads its states; the method for it is {}",
     "gemma4_assistant": "the draft model is not a Gemma 4 assistant; the method for it is {}",
 }

@@ -1,4 +1,4 @@
-"""What %%specbench does: the runs that its line asks for, and their progress while they take turns."""
+"""What `%%specbench` does: set up the runs, compare them, and show their progress."""
 
 from __future__ import annotations
 
@@ -12,36 +12,54 @@ from specnb.notebook.availability import available_methods
 from specnb.notebook.stream import is_notebook
 from specnb.options import METHODS, options_of
 
-_OF_COMPARE: tuple[str, ...] = ("repeats", "transformers", "chat", "system")
+_COMPARE_ARGUMENTS = ("repeats", "transformers", "chat", "system")
 
 
 class Benchmark:
-    """A comparison of a pair's methods. Raises ValueError for runs that cannot be, before anything is measured."""
+    """A comparison of methods, as `%%specbench` runs it.
+
+    Args:
+        pair: the `Pair` to run.
+        prompts: texts of the prompts.
+        options: the arguments that were typed on the line.
+
+    Raises:
+        ValueError: the pair cannot run what is asked for.
+    """
 
     def __init__(self, pair: Any, prompts: Sequence[str], options: Mapping[str, Any]) -> None:
         given = dict(options)
         methods, vary = given.pop("methods", []), given.pop("vary", None)
         self.pair, self.prompts = pair, prompts
-        self.settings = {name: given.pop(name) for name in _OF_COMPARE if name in given}
+        self.settings = {name: given.pop(name) for name in _COMPARE_ARGUMENTS if name in given}
         self.runs = runs(pair, methods, vary, given)
         drafting = {option.name for method in METHODS for option in options_of(method) if option.group == "drafting"}
         self.settings |= {name: value for name, value in given.items() if name not in drafting}
 
     def run(self, shell: Any, live: bool = True, quiet: bool = False) -> tuple[KeyboardInterrupt | None, Any]:
-        """Run and show; the interrupt, if there was one, and the comparison of the rounds that were complete (or None)."""
+        """Run the comparison and show it.
+
+        Args:
+            shell: the IPython shell.
+            live: show progress while it runs.
+            quiet: show nothing.
+
+        Returns:
+            The interrupt, if there was one, and the comparison of the complete rounds (None without any).
+        """
         from specnb.bench import compare
 
         notebook = is_notebook(shell)
         shown = display(_Progress("warming up ..."), display_id=True) if notebook and live and not quiet else None
 
-        def tell(done: int, total: int, label: str) -> None:
+        def show_progress(done: int, total: int, label: str) -> None:
             if shown is not None:
                 shown.update(_Progress(f"{done} of {total} runs done, now: {label}"))
 
         interrupt: KeyboardInterrupt | None = None
         found: Any = None
         try:
-            found = compare(self.pair, list(self.prompts), self.runs, on_run=tell, **self.settings)
+            found = compare(self.pair, list(self.prompts), self.runs, on_run=show_progress, **self.settings)
         except KeyboardInterrupt as stop:
             interrupt, found = stop, getattr(stop, "partial_result", None)
         except BaseException:
@@ -71,7 +89,17 @@ class _Progress:
 def runs(
     pair: Any, methods: Sequence[str], vary: tuple[Any, list[Any]] | None, given: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """The runs as arguments of `generate`: every method with the given options that it has, once for each varied value."""
+    """The runs of a comparison, as arguments of `generate`.
+
+    Args:
+        pair: the `Pair` to run.
+        methods: names of the methods; empty means all that the pair can run.
+        vary: an option and its values. Methods that have the option run once per value.
+        given: options; each goes to the methods that have it.
+
+    Raises:
+        ValueError: the pair cannot run a method, or no method has an option.
+    """
     possible = available_methods(pair)
     for name in methods:
         if possible[name] is not None:
@@ -96,7 +124,7 @@ def runs(
 
 
 def split_prompts(body: str) -> list[str]:
-    """The prompts of a cell: the parts between lines of three dashes, empty ones left out."""
+    """The prompts in the body of a cell: the parts between lines of three dashes, without empty ones."""
     prompts: list[list[str]] = [[]]
     for line in body.split("\n"):
         if line.strip() == "---":

@@ -1,4 +1,4 @@
-"""%specload, %%specgen and %specpanel."""
+"""The magics `%specload`, `%%specgen`, `%%specbench` and `%specpanel`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from specnb.models.embedded import DEFAULT
 from specnb.models.registry import REGISTERED
 from specnb.notebook.arguments import specbench_parser, specgen_parser, specload_parser, specpanel_parser
 from specnb.notebook.benchmark import Benchmark, split_prompts
-from specnb.notebook.line import complete
+from specnb.notebook.magic_parser import complete
 from specnb.notebook.session import LAST, LAST_BENCH, Session
 from specnb.notebook.stream import View, view_for
-from specnb.options import METHODS
+from specnb.options import MAGIC_MAX_NEW_TOKENS, METHOD_WITHOUT_DRAFT_MODEL, METHODS
 from specnb.text import prompt_inputs
 
 _NAME = re.compile(r"\{\{([^\W\d]\w*)\}\}|\{([^\W\d]\w*)\}")
 
 
 class Interrupted(KeyboardInterrupt):
-    """An interrupted generation: still an error, so that the cells queued behind it do not run, but shown in one line."""
+    """An interrupted generation, shown in one line. It is still an error, so that queued cells do not run."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"Interrupted: {self}"]
@@ -35,16 +35,22 @@ class Interrupted(KeyboardInterrupt):
 
 @magics_class
 class SpecMagics(Magics):
-    """The magics and their defaults: `%config SpecMagics` lists those, `%config SpecMagics.max_new_tokens = 64` sets one."""
+    """The magics and their defaults.
+
+    `%config SpecMagics` lists the defaults, and `%config SpecMagics.max_new_tokens = 64` sets one.
+    """
 
     method: Any = Enum(
         list(METHODS),
         default_value=None,
         allow_none=True,
-        help="Method of %%specgen; None: the one that the draft model is for, prompt_lookup without one.",
+        help=f"Method of %%specgen; None: the one that fits the draft model, {METHOD_WITHOUT_DRAFT_MODEL} without one.",
     ).tag(config=True)
     max_new_tokens: Any = Int(
-        256, allow_none=True, min=1, help="Length when none is given; None: the model's own setting."
+        MAGIC_MAX_NEW_TOKENS,
+        allow_none=True,
+        min=1,
+        help="Default of --max-new-tokens; None: the model's own setting.",
     ).tag(config=True)
     live: Any = Bool(help="Show the text while it is generated. Off when the environment has SPECNB_LIVE=0.").tag(
         config=True
@@ -52,10 +58,9 @@ class SpecMagics(Magics):
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell=shell)
-        self.session = Session.of(shell)
-        self._cells: list[
-            str
-        ] = []  # as typed: the one that runs, and behind it those that it runs itself (%%capture does)
+        self.session = Session.for_shell(shell)
+        # The running cell as typed, followed by the cells that it runs itself (%%capture does)
+        self._cells: list[str] = []
 
     @trait_default("live")
     def _live_default(self) -> bool:
@@ -63,15 +68,15 @@ class SpecMagics(Magics):
 
     # ---- hooks, registered by load_ipython_extension
     def remember_cell(self, info: Any) -> None:
-        """Keep the cell as typed: IPython strips `>>>` and `In [1]:` from bodies and adds a line break."""
+        """Keep the cell as typed. IPython strips `>>>` and `In [1]:` from bodies and adds a line break."""
         self._cells.append(info.raw_cell or "")
 
     def forget_cell(self, _result: Any) -> None:
-        """The cell has run."""
+        """Drop the cell that `remember_cell` kept last."""
         del self._cells[-1:]
 
     def complete_line(self, _shell: Any, event: Any) -> list[str]:
-        """Complete options and their values."""
+        """Complete flags and their values."""
         magic = event.line.lstrip().lstrip("%")
         parser = next((own for name, own in _PARSERS.items() if magic.startswith(name)), _PARSERS["specgen"])
         return complete(parser, event.text_until_cursor, event.symbol, self.session.pairs)
@@ -106,7 +111,7 @@ class SpecMagics(Magics):
             print(f"Known names: {', '.join(REGISTERED)}; or any hub id, folder or .gguf file.")
 
     def _load(self, name: str | None, options: dict[str, Any]) -> None:
-        """Load what was named, or the pair that stands in, and print what it is."""
+        """Load the named pair, or the default one, and print its description."""
         if name is None:
             name, options["assistant"] = DEFAULT
             print(f"No name was given, so this is: %specload {name} --assistant {options['assistant']}")
@@ -135,9 +140,9 @@ class SpecMagics(Magics):
             pair = self.session.pair(own["model"])
             device = getattr(pair.target, "device", None)
             inputs = prompt_inputs(pair.tokenizer, body, chat=own["chat"], system=own["system"], device=device)
-        method = own["method"] or self.method  # None: what the draft model is for
+        method = own["method"] or self.method  # None: the method that fits the draft model
         if pair.assistant is None:
-            method = method or "prompt_lookup"
+            method = method or METHOD_WITHOUT_DRAFT_MODEL
         if method and "assistant_model" in METHODS[method].needs and pair.assistant is None:
             raise UsageError(f"method {method!r} needs a draft model: %specload {pair.name} --assistant NAME")
         if self.max_new_tokens is not None:
@@ -207,7 +212,7 @@ class SpecMagics(Magics):
         self._keep(result, view, output)
 
     def _keep(self, result: Any, view: View | None, output: str | None) -> None:
-        self.session.keep(result)
+        self.session.set_result(result)
         for name in (LAST, output):
             if name:
                 self.shell.user_ns[name] = result
@@ -226,14 +231,21 @@ for _name, _parser in _PARSERS.items():
 
 
 def exact_body(line: str, cell: str, typed: Sequence[str], magic: str = "%%specgen") -> str:
-    """The body as typed, where the call came from one of the `typed` cells, else what IPython passed, less its last
-    line break.
+    """The body of a cell magic exactly as it was typed, without what IPython adds or strips.
 
-    One rule for a cell alone and one below other cell magics (%%capture, %%time, ...): all that was typed below the
-    magic's line, and nothing that IPython added.
+    This also holds for a magic below other cell magics (%%capture, %%time, ...).
+
+    Args:
+        line: the line of the magic, without its name.
+        cell: the body that IPython passed to the magic.
+        typed: the running cells as typed, the outermost first.
+        magic: the name of the magic with its percent signs.
+
+    Returns:
+        The text below the magic's line in the typed cell that has it, else `cell` without its last line break.
     """
     passed = cell.splitlines()
-    for raw in typed:  # the outermost first: what it hands on has a line break more
+    for raw in typed:  # the outermost first: IPython adds a line break to the cells that it runs itself
         rest = raw
         while rest:
             first, _, rest = rest.partition("\n")
@@ -247,7 +259,11 @@ def exact_body(line: str, cell: str, typed: Sequence[str], magic: str = "%%specg
 
 
 def expand(body: str, names: dict[str, Any]) -> str:
-    """Replace `{name}` by `str(names[name])` and `{{name}}` by `{name}`; all other braces stay. UsageError for unknown names."""
+    """Replace `{name}` by `str(names[name])` and `{{name}}` by `{name}`. All other braces stay.
+
+    Raises:
+        UsageError: a name is not defined.
+    """
     missing = sorted({match[2] for match in _NAME.finditer(body) if match[2] and match[2] not in names})
     if missing:
         raise UsageError(
@@ -258,7 +274,7 @@ def expand(body: str, names: dict[str, Any]) -> str:
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
-    """Turn errors about what the user gave into one line without traceback (`%tb` still shows where it came from)."""
+    """Turn errors about the user's input into UsageErrors of one line. `%tb` still shows the traceback."""
     try:
         yield
     except (ValueError, TypeError, OSError, ImportError, NotImplementedError) as error:
@@ -267,13 +283,13 @@ def _usage_errors() -> Iterator[None]:
 
 @contextmanager
 def _no_weight_bars() -> Iterator[None]:
-    """Keep transformers' bars for reading weights out of the cell's output; the hub's bars for downloads stay."""
+    """Hide transformers' progress bars for reading weights. The hub's bars for downloads stay."""
     from huggingface_hub.utils import enable_progress_bars
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
     if shown:
-        logging.disable_progress_bar()  # the hub's as well
+        logging.disable_progress_bar()  # this also disables the hub's bars
         enable_progress_bars()
     try:
         yield

@@ -1,4 +1,4 @@
-"""What the notebook remembers: loaded models, the current one, the last result."""
+"""The state of a notebook: loaded models, the current one, and the last result."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from typing import Any
 from specnb.options import unknown
 
 _ATTRIBUTE = "_specnb_session"
-LAST = "_specgen"  # the variable that always holds the last result, like IPython's _
-LAST_BENCH = "_specbench"  # likewise the last comparison
+LAST = "_specgen"  # variable that holds the last result, like IPython's _
+LAST_BENCH = "_specbench"  # variable that holds the last comparison
 
 
 @dataclass
 class Session:
-    """Loaded models by name. It is kept on the shell, so that reloading the extension loses no model.
+    """The loaded models and the last result. The shell keeps it, so that models survive reloading the extension.
 
-    `listeners` are called without arguments whenever something here has changed: open panels follow in this way.
+    Attributes:
+        pairs: the loaded pairs by name.
+        current: name of the current pair; None without any.
+        last: the last result.
+        listeners: called without arguments after every change, so that open panels can refresh.
     """
 
     pairs: dict[str, Any] = field(default_factory=dict)
@@ -28,8 +32,8 @@ class Session:
     listeners: list[Callable[[], object]] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
-    def of(cls, shell: Any) -> Session:
-        """The shell's session, made when there is none."""
+    def for_shell(cls, shell: Any) -> Session:
+        """The session of a shell; creates one if there is none."""
         session: Session | None = getattr(shell, _ATTRIBUTE, None)
         if session is None:
             session = cls()
@@ -37,7 +41,17 @@ class Session:
         return session
 
     def load(self, name: str, **options: Any) -> Any:
-        """Load a pair with `specnb.load`, unless the same is loaded, and make it current. After a failure all is as before."""
+        """Load a pair, unless it is already loaded with the same options, and make it the current one.
+
+        After an error the session is as it was before.
+
+        Args:
+            name: the name, as for `specnb.load`.
+            options: further arguments of `specnb.load`.
+
+        Returns:
+            The pair.
+        """
         if self._given.get(name) != options:
             import specnb
 
@@ -48,20 +62,20 @@ class Session:
                 self.pairs[name] = specnb.load(name, **options)
             except Exception as error:
                 if before is not None:
-                    traceback.clear_frames(error.__traceback__)  # they hold what was loaded of the new one
+                    traceback.clear_frames(error.__traceback__)  # the frames keep the new model's tensors alive
                     self.pairs[name], self._given[name] = specnb.load(name, **before), before
                     self.current = current
                     self._changed()
                 raise
             self._given[name] = options
-        self.use(name)
+        self.set_current(name)
         return self.pairs[name]
 
     def add(self, pair: Any) -> str:
-        """Take in a pair that was made elsewhere and make it current; the name it has here."""
+        """Add a pair that was not loaded here and make it the current one. Returns its name in the session."""
         for name, known in self.pairs.items():
             if known is pair:
-                self.use(name)
+                self.set_current(name)
                 return name
         stem = name = pair.name or "pair"
         number = 1
@@ -69,25 +83,25 @@ class Session:
             number += 1
             name = f"{stem} ({number})"
         self.pairs[name] = pair
-        self.use(name)
+        self.set_current(name)
         return name
 
-    def use(self, name: str) -> None:
+    def set_current(self, name: str) -> None:
         """Make a loaded model the current one."""
         self.current = name
         self._changed()
 
-    def keep(self, result: Any) -> None:
+    def set_result(self, result: Any) -> None:
         """Remember the last result."""
         self.last = result
         self._changed()
 
-    def given(self, name: str) -> dict[str, Any] | None:
-        """What a model was loaded with; None if it was made elsewhere."""
+    def load_options(self, name: str) -> dict[str, Any] | None:
+        """The options with which a pair was loaded; None if it was added by `add`."""
         return self._given.get(name)
 
     def drop(self, name: str) -> None:
-        """Forget a model; nothing happens if it is not loaded."""
+        """Remove a pair, if it is loaded."""
         self.pairs.pop(name, None)
         self._given.pop(name, None)
         if self.current == name:
@@ -95,7 +109,11 @@ class Session:
         self._changed()
 
     def pair(self, name: str | None = None) -> Any:
-        """The named pair, or the current one. ValueError when there is none."""
+        """The pair of that name, or the current one.
+
+        Raises:
+            ValueError: there is no such pair.
+        """
         if name is not None and name not in self.pairs and self.pairs:
             raise ValueError(unknown("loaded model", name, self.pairs))
         key = self.current if name is None else name

@@ -1,4 +1,4 @@
-"""Several values of one option, as they are typed for a comparison."""
+"""Parses several values of one option, as they are typed for a comparison."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from typing import Any
 
 from specnb.options import Option
 
-_MOST = 24  # runs in one comparison
+_MAX_VALUES = 24  # each value is a run of the comparison
 
 
-def values(option: Option, text: str) -> list[Any]:
-    """The values that a text names, checked: "1, 2, 4-6" is 1, 2, 4, 5, 6. Raises ValueError for what is not allowed."""
+def parse_values(option: Option, text: str) -> list[Any]:
+    """Parse and check values of an option: "1, 2, 4-6" is 1, 2, 4, 5, 6.
+
+    Raises:
+        ValueError: a value is not valid, or there are none or too many.
+    """
     found: list[Any] = []
     for part in text.replace(";", ",").split(","):
         word = part.strip()
@@ -18,13 +22,14 @@ def values(option: Option, text: str) -> list[Any]:
         if option.type is int and dash and low.strip().isdecimal() and high.strip().isdecimal():
             if int(low) > int(high):
                 raise ValueError(f"{word!r} runs backwards: write {high.strip()}-{low.strip()}.")
-            found += range(int(low), min(int(high), int(low) + _MOST) + 1)
+            found += range(int(low), min(int(high), int(low) + _MAX_VALUES) + 1)
         elif word:
             found.append(_read(option, word))
     checked = list(dict.fromkeys(option.check(value) for value in found))
-    if not checked or len(checked) > _MOST:
+    if not checked or len(checked) > _MAX_VALUES:
         raise ValueError(
-            f"give 1 to {_MOST} values of {option.name}, such as 1, 2, 4-8; these are {'none' if not checked else 'more'}."
+            f"give 1 to {_MAX_VALUES} values of {option.name}, such as 1, 2, 4-8; these are "
+            f"{'none' if not checked else 'more'}."
         )
     return checked
 

@@ -1,1 +1,1 @@
-"""Static views of results: HTML without script, and text."""
+"""Views of results: static HTML, plain text, tables and plots."""

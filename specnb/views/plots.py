@@ -1,7 +1,7 @@
-"""Pictures: pure functions from results to matplotlib figures, never pyplot's state, so any thread may draw.
+"""Plots of results as matplotlib figures. They do not use pyplot, so any thread may draw.
 
-Colours are Okabe and Ito's, told apart without colour vision too; hatches and outlines repeat what colour says. Every
-figure brings its alt text. Its text/plain holds nothing measured, so a stored notebook stays comparable.
+The colours are those of Okabe and Ito, which colour-blind readers can distinguish; hatches and outlines repeat what
+colour says. Every figure has alt text. Its text/plain form holds no times, so that stored notebooks can be compared.
 """
 
 from __future__ import annotations
@@ -21,18 +21,27 @@ if TYPE_CHECKING:
     from specnb.bench import Comparison, Run
 
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#767676"
-_WIDTH = 7.0  # inches at 100 dots: fits a notebook's column
+_WIDTH = 7.0  # inches at 100 dots per inch: the width of a notebook's output
 
 
 class Picture(Figure):
-    """A Figure that shows itself as an image with alt text; `alt` may hold timings, `stable` does not."""
+    """A figure that notebooks show as an image with alt text.
+
+    Args:
+        height: in inches.
+        stable: description without times; shown where images cannot be.
+
+    Attributes:
+        alt: the alt text; may hold times.
+        stable: the description without times.
+    """
 
     def __init__(self, height: float, stable: str) -> None:
         super().__init__(figsize=(_WIDTH, height), dpi=100, layout="constrained", facecolor="white")
         self.stable = self.alt = stable
 
     def png(self) -> bytes:
-        """The image."""
+        """The image in PNG format."""
         out = io.BytesIO()
         self.savefig(out, format="png", metadata={"Software": None})
         return out.getvalue()
@@ -52,14 +61,18 @@ class Picture(Figure):
 
 
 def plot(result: GenerationResult, kind: str = "timeline") -> Picture:
-    """The picture of a result by name: one of `KINDS`."""
+    """The plot of a result by name.
+
+    Raises:
+        ValueError: `kind` is not one of `KINDS`.
+    """
     if kind not in KINDS:
         raise ValueError(unknown("plot", kind, KINDS))
     return KINDS[kind](result)
 
 
 def acceptance_by_position(result: GenerationResult) -> Picture:
-    """How often the first, second, ... drafted token of a step was accepted."""
+    """Bars: how often the first, second, ... drafted token of a step was accepted."""
     rates = result.acceptance_rate_by_position
     shown = ", ".join(f"{i}: {rate:.0%}" for i, rate in enumerate(rates, 1)) or "nothing was drafted"
     figure = Picture(2.8, f"Acceptance by draft position, {result.method}: {shown}.")
@@ -77,7 +90,7 @@ def acceptance_by_position(result: GenerationResult) -> Picture:
 
 
 def step_timeline(result: GenerationResult) -> Picture:
-    """What each step cost, drafting and verifying, and how many of its drafted tokens were accepted."""
+    """Per step: milliseconds of drafting and verifying, and how many of the drafted tokens were accepted."""
     steps = result.steps
     drafted, accepted = result.num_draft_tokens, result.num_accepted_draft_tokens
     stable = f"Timeline of {len(steps)} steps, {result.method}: {accepted} of {drafted} drafted tokens accepted."
@@ -94,9 +107,11 @@ def step_timeline(result: GenerationResult) -> Picture:
         above.stairs(whole, edges, baseline=draft, fill=True, color=BLUE, label="verify (target)")
         above.stairs(draft, edges, fill=True, color=ORANGE, hatch="////", edgecolor="white", label="draft")
         later = sorted(whole[1:]) or whole
-        if whole[0] > 3 * later[-1]:  # the prompt's pass must not flatten the others
-            above.set_ylim(0, 1.3 * later[-1])
-            above.annotate(f"prompt: {whole[0]:.0f} ms", (1, 1.3 * later[-1]), (6, -10), textcoords="offset points", fontsize=9)  # fmt: skip
+        if whole[0] > 3 * later[-1]:  # cut the prefill off, so that the other steps remain readable
+            top = 1.3 * later[-1]
+            above.set_ylim(0, top)
+            label = f"prompt: {whole[0]:.0f} ms"
+            above.annotate(label, (1, top), (6, -10), textcoords="offset points", fontsize=9)
         below.stairs(
             [len(step.drafted) for step in steps], edges, fill=False, color=GREY, linewidth=1.3, label="drafted"
         )
@@ -115,7 +130,7 @@ def step_timeline(result: GenerationResult) -> Picture:
 
 
 def comparison_bars(comparison: Comparison) -> Picture:
-    """Tokens per second of every run: the median as a bar, the spread as a line, the speed-up in words."""
+    """Tokens per second of every run: bars for the medians, lines for the spread, and the speed-ups as text."""
     rows = comparison.rows
     figure = Picture(1.4 + 0.42 * len(rows), f"Comparison of speed: {', '.join(row.label for row in rows)}.")
     figure.alt = f"{figure.stable} {_speeds(rows)} {comparison.verdict}"
@@ -132,11 +147,13 @@ def comparison_bars(comparison: Comparison) -> Picture:
     for i, row in enumerate(rows):
         text = f"{row.median:.1f}" + (f" ({row.speed_up:.2f}x)" if i else "") + (" ★" if row is best else "")
         axes.annotate(text, (row.spread[1], i), (6, 0), textcoords="offset points", va="center", fontsize=9)
-    axes.set_yticks(places, [_folded(row.label) for row in rows])
+    axes.set_yticks(places, [_wrap_label(row.label) for row in rows])
     axes.invert_yaxis()
     axes.set(xlim=(0, 1.28 * top or 1), xlabel="tokens per second (median; line: slowest to fastest)")
-    axes.set_title(f"Speed, {comparison.prompts} prompt{'s' * (comparison.prompts > 1)}, "
-                   f"{comparison.repeats} repeat{'s' * (comparison.repeats > 1)}")  # fmt: skip
+    axes.set_title(
+        f"Speed, {comparison.prompts} prompt{'s' * (comparison.prompts > 1)}, "
+        f"{comparison.repeats} repeat{'s' * (comparison.repeats > 1)}"
+    )
     _plain_frame(axes)
     return figure
 
@@ -144,18 +161,22 @@ def comparison_bars(comparison: Comparison) -> Picture:
 def by_option(comparison: Comparison) -> Picture:
     """Tokens per second and per target pass against the values of the option that was varied.
 
-    For the draft length a line shows what the cost model says, see `bench.Run`.
+    For the draft length, another line shows the prediction of the cost model (`specnb.bench.Run`).
+
+    Raises:
+        ValueError: the runs do not differ in just one option with numbers as values.
     """
-    name = comparison.swept
+    name = comparison.varied_option
     if name is None:
-        raise ValueError("by_option() needs runs that differ in the number of one option; use comparison_bars().")
+        raise ValueError("by_option() needs runs that differ in one numeric option only; use comparison_bars().")
     plain, *rows = sorted(comparison.rows, key=lambda row: (row.label != "plain", row.options.get(name, 0)))
     values = [row.options[name] for row in rows]
     figure = Picture(3.2, f"Speed and tokens per target pass against {name} = {', '.join(map(str, values))}.")
     figure.alt = f"{figure.stable} {_speeds([plain, *rows])} {comparison.verdict}"
     left, right = figure.subplots(1, 2)
-    left.errorbar(values, [row.median for row in rows], yerr=_errors(rows), color=BLUE, marker="o", capsize=3,
-                  label="measured")  # fmt: skip
+    left.errorbar(
+        values, [row.median for row in rows], yerr=_errors(rows), color=BLUE, marker="o", capsize=3, label="measured"
+    )
     left.axhline(plain.median, color=GREY, linestyle="--", label="plain decoding")
     if name == "num_assistant_tokens":
         left.plot(
@@ -188,7 +209,7 @@ def _errors(rows: list[Run]) -> list[list[float]]:
     return [[row.median - row.spread[0] for row in rows], [row.spread[1] - row.median for row in rows]]
 
 
-def _folded(label: str) -> str:
+def _wrap_label(label: str) -> str:
     return label.replace(", ", "\n", 1)
 
 
@@ -206,3 +227,4 @@ def _note(axes: Any, text: str) -> None:
 
 
 KINDS = {"timeline": step_timeline, "acceptance": acceptance_by_position}
+"""The plots of a result by name."""

@@ -57,9 +57,20 @@ def server(folder: Path, theme: str = "JupyterLab Light", **environment: str) ->
         "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
-               "--ServerApp.port_retries=0", "--IdentityProvider.token=", f"--ServerApp.root_dir={folder}",
-               "--LabApp.expose_app_in_browser=True", "--LabApp.open_browser=False"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--ip=127.0.0.1",
+        f"--port={port}",
+        "--ServerApp.port_retries=0",
+        "--IdentityProvider.token=",
+        f"--ServerApp.root_dir={folder}",
+        "--LabApp.expose_app_in_browser=True",
+        "--LabApp.open_browser=False",
+    ]
     log = (folder / "server.log").open("w")
     process = subprocess.Popen(command, env={**os.environ, **own, **environment}, stdout=log, stderr=subprocess.STDOUT)
     address = f"http://127.0.0.1:{port}"

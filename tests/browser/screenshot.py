@@ -26,8 +26,11 @@ def main(image: Path) -> None:
     """Take the picture."""
     from PIL import Image
 
-    cells = ("%load_ext specnb", f"%specload {MODEL}",
-             f"panel = %specpanel\npanel.set(method='prompt_lookup', max_new_tokens=64, prompt={PROMPT!r})\npanel")  # fmt: skip
+    cells = (
+        "%load_ext specnb",
+        f"%specload {MODEL}",
+        f"panel = %specpanel\npanel.set(method='prompt_lookup', max_new_tokens=64, prompt={PROMPT!r})\npanel",
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = notebook(Path(folder) / "panel.ipynb", *cells)
         with server(Path(folder)) as address, chromium(address, width=1000, height=1300) as lab:

@@ -58,7 +58,7 @@ def is_specnbs(file: str) -> bool:
 
 
 def refusal(error: BaseException, steps: int) -> bool:
-    """Whether an error is a refusal as promised: ours, one line, before the first token."""
+    """Whether specnb refused the call as documented: one line, before the first token."""
     kinds = (ValueError, TypeError, LoadError)
     return isinstance(error, kinds) and raised_by_specnb(error) and "\n" not in str(error).strip() and not steps
 

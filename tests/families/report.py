@@ -13,7 +13,8 @@ import transformers
 
 from .cells import CRASH, EQUAL, REFUSED, WRONG
 
-LIST = Path(__file__).parent.parent.parent / "specnb" / "tested_families.json"
+RESULTS = Path(__file__).parent.parent / "results"
+LIST = Path(__file__).parent.parent.parent / "specnb" / "decoding" / "lm" / "tested_families.json"
 MARKS = {EQUAL: "=", REFUSED: "refused", WRONG: "**WRONG**", CRASH: "**raw error**"}
 Found = dict[str, Any]
 
@@ -120,8 +121,9 @@ def _table(ran: list[Found]) -> list[str]:
 def tested(folder: Path) -> dict[str, Any]:
     """The tested list: model types (of the models' configs) found right with text and with an image.
 
-    A type is in it only where all cells of every class that was run with it are equal. Several rows with images may be refused: that is
-    done without looking at the list. What the trial refuses must not be on it, for the list is what spares a model the trial.
+    A type is on the list only if all cells of every class that was run with it are equal. Several rows with images may
+    be refused, since that does not depend on the list. A type that the block check refuses must not be on it: models on
+    the list skip the block check.
     """
     runs = {kind: list(read(folder / f"families-{kind}.jsonl").values()) for kind in ("causal", "image-text", "images")}
     return {

@@ -182,9 +182,7 @@ def _around(r: random.Random, made: Draw) -> Draw:
         entry, made = "decoder" if entry == "pipeline" else entry, replace(made, stop=())
     if entry == "pipeline":
         cache, made = "none", replace(made, image=False, pad=0, right=False, stop=(), as_config=False)
-    right = (
-        made.right and not made.own
-    )  # where the row alone is right, what is the user's own would have to be cut, too
+    right = made.right and not made.own  # what the user's processors hold would have to be cut to the row alone
     return replace(made, wrapper=wrapper, cache="none" if made.image else cache, entry=entry, right=right)
 
 

@@ -15,13 +15,13 @@ import torch
 from families.cells import is_specnbs, raised_by_specnb, refusal
 from torch import Tensor
 
-from specnb.decoding.feed import own_preparation
-from specnb.decoding.store import other_layers
+from specnb.decoding.lm.kv_cache import unsupported_cache_layers
+from specnb.decoding.lm.model_inputs import custom_preparation
 
 from .draws import Draw
 from .script import source
 
-RIGHT = ("equal", "refused", "tie", "law", "skipped")
+RIGHT = ("equal", "refused", "tie", "distribution", "skipped")
 TOLERANCE = {"float64": 1e-9, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}  # of a logit's size
 SECONDS = 30
 
@@ -40,12 +40,12 @@ class Outcome:
 
 
 class TooLong(BaseException):
-    """Not an Exception, so that nothing on the way takes it for one of its own."""
+    """Not an Exception, so that no `except Exception` on the way catches it."""
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """So many seconds of the processor's time, and ten times as many by the clock."""
+    """Raise TooLong after so many seconds of CPU time, or after ten times as many by the clock."""
 
     def ring(*_: Any) -> None:
         raise TooLong
@@ -131,7 +131,7 @@ def _call(space: dict[str, Any], side: str, model: Any, given: dict[str, Any], h
 
 
 def watched(space: dict[str, Any], side: str) -> tuple[Side, dict[str, str]]:
-    """One side, and what it changed of what is the user's: by name, in words."""
+    """Run one side; also returns what it changed of the user's objects, as words by name."""
     model = space["model"]()
     given, helpers = space["inputs"](model), space["helpers"]() if side == "ours" else {}
     tensors = {name: value.clone() for name, value in given.items() if isinstance(value, Tensor)}
@@ -195,17 +195,17 @@ def _raised(got: Side) -> Outcome:
 
 
 def _differs(draw: Draw, got: Side, want: Side) -> Outcome:
-    """Another text: a tie where the best two of theirs were as near as rounding."""
+    """The outcome for another text: a tie if transformers' two best scores there differ by rounding only."""
     again = call(load(draw), "theirs")
     if again.tokens != want.tokens:
         return Outcome("skipped", "unsteady")
     assert got.tokens is not None and want.tokens is not None
     if _misplaced(draw):
-        if draw.own:  # what is the user's own sees the padded rows, so that no row alone says what is right
+        if draw.own:  # the user's processors see the padded rows, so a row alone does not say what is right
             return Outcome("skipped", "positions")
         if _alone(draw, got.tokens):
             return Outcome("equal", "each row alone")
-    if "cache_implementation" in draw.options:  # some families are not themselves with a static cache
+    if "cache_implementation" in draw.options:  # some families write another text with a static cache
         options = {name: value for name, value in draw.options.items() if name != "cache_implementation"}
         if got.tokens == call(load(replace(draw, options=options)), "theirs").tokens:
             return Outcome("equal", "with a dynamic cache")
@@ -221,12 +221,17 @@ def _differs(draw: Draw, got: Side, want: Side) -> Outcome:
 
 
 def _misplaced(draw: Draw) -> bool:
-    """Whether transformers itself decodes the rows at other positions than alone: padding behind the prompts, of which it warns, or
-    before them where the model counts positions by slots or by pad ids."""
+    """Whether transformers itself gives the rows other positions in a batch than alone.
+
+    That is so with padding behind the prompts, of which it warns, and with padding before them if the model counts
+    positions by slots or by pad ids.
+    """
     padded = draw.pad or len({len(row) for row in draw.rows}) > 1
     model = load(draw)["model"]()
-    placed = "position_ids" in inspect.signature(type(model).forward).parameters and not own_preparation(model)
-    placed = placed and not other_layers(model.config)  # a window behind the prompt, say, that counts its padding
+    placed = "position_ids" in inspect.signature(type(model).forward).parameters and not custom_preparation(model)
+    placed = placed and not unsupported_cache_layers(
+        model.config
+    )  # a window behind the prompt, say, that counts its padding
     return bool(padded and (draw.right or not placed))
 
 
@@ -237,9 +242,7 @@ def _returned(draw: Draw) -> int:
 
 def _alone(draw: Draw, tokens: list[list[int]]) -> bool:
     """Whether each row has the text that transformers gives for it alone, without padding."""
-    before = (
-        max(map(len, draw.rows)) + draw.pad if draw.entry == "pipeline" else 0
-    )  # a pipeline returns the prompt, too
+    before = _returned(draw)
     for row, returned in zip(draw.rows, tokens, strict=True):
         ours = returned[before:]
         alone = call(load(replace(draw, rows=(row,), pad=0, right=False, entry="generate")), "theirs").tokens
@@ -257,7 +260,10 @@ def _scores(draw: Draw) -> Any:
 
 
 def _tie(draw: Draw, row: int, at: int) -> bool:
-    """Whether their two best scores were as near as rounding (where one token is left to draw: greedily), or no numbers."""
+    """Whether the two best scores of transformers differ by rounding only, or some are NaN.
+
+    With a single token left to draw from, the scores of the greedy run count.
+    """
     scores = _scores(draw)
     if scores is None or at >= len(scores) or row >= len(scores[at]):
         return False
@@ -294,10 +300,8 @@ def _held(given: dict[str, Any] | None) -> int:
 
 
 def _sampled(draw: Draw, space: dict[str, Any], got: Side) -> Outcome:
-    """The same seed gives the same text, copies give plain decoding's, and the law is the target's."""
-    by_clock = (
-        draw.drafting.get("num_assistant_tokens_schedule") == "adaptive"
-    )  # asked for, so the text may depend on it
+    """The same seed gives the same text, prompt lookup gives plain decoding's, the distribution is the target's."""
+    by_clock = draw.drafting.get("num_assistant_tokens_schedule") == "adaptive"  # the text may depend on timings
     copies = draw.method in ("plain", "prompt_lookup") and draw.drafting.get("verification") != "block"
     if (not by_clock or copies) and call(space, "ours").tokens != got.tokens:
         return Outcome("seed", "not repeatable")
@@ -307,6 +311,6 @@ def _sampled(draw: Draw, space: dict[str, Any], got: Side) -> Outcome:
             if draw.dtype in ("float32", "float64"):
                 return Outcome("seed", "lookup is not plain", f"{got.tokens} instead of {plain.tokens}")
             return Outcome("tie")
-    from . import laws
+    from . import distributions
 
-    return laws.check(draw)
+    return distributions.check(draw)

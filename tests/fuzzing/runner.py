@@ -36,8 +36,15 @@ class Report:
         return not self.findings
 
 
-def run(seed: int, *, minutes: float | None = None, count: int | None = None, first: int = 0, out: Path | None = None,
-        shrinking: float = 60) -> Report:  # fmt: skip
+def run(
+    seed: int,
+    *,
+    minutes: float | None = None,
+    count: int | None = None,
+    first: int = 0,
+    out: Path | None = None,
+    shrinking: float = 60,
+) -> Report:
     """Draw until the minutes are over, or `count` draws are made, from index `first`."""
     report, index = Report(seed), first
     end = time.monotonic() + 60 * (minutes or 1e9)

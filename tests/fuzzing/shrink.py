@@ -74,7 +74,7 @@ def _greedy(draw: Draw) -> Draw:
 
 
 def traits(draw: Draw) -> list[str]:
-    """What of a draw is not at its default."""
+    """The settings of a draw that are not at their defaults."""
     said = []
     for field in fields(draw):
         value = getattr(draw, field.name)
@@ -97,7 +97,7 @@ def label(draw: Draw) -> str:
 
 
 def explained(draw: Draw, outcome: Outcome, known: Iterable[tuple[Draw, Outcome]]) -> tuple[Draw, Outcome] | None:
-    """A finding made small before that this one, which has all of its traits, most likely is."""
+    """An earlier small finding of the same kind whose traits this draw has, too: most likely the same."""
     for small, found in known:
         if _same(found, outcome) and set(traits(small)) <= set(traits(draw)):
             return small, found

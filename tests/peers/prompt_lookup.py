@@ -1,10 +1,12 @@
-"""Prompt lookup against the peers, on the built-in suite: `python tests/peers/prompt_lookup.py [--threads 1] [--repeats 3] [--device cpu]`.
+"""Prompt lookup against other packages, on the built-in suite.
 
-All run the same SmolLM2-135M-Instruct in float32 in one process, taking turns; plain decoding is transformers' own. Peers that
-are not installed are left out (`pip install --no-deps flashspec==0.3.1 economize==0.3.2`; flashspec needs pydantic too). Per
-kind of prompt: the median over the prompts of plain seconds / seconds, each seconds a median over the repeats. Every text is
-compared with plain decoding's. On a GPU (`--device cuda`; not tried yet) specnb runs with CUDA graphs and without, and transformers' compiled
-`generate()` beside its plain one.
+    python tests/peers/prompt_lookup.py [--threads 1] [--repeats 3] [--device cpu]
+
+All run the same SmolLM2-135M-Instruct in float32 in one process, taking turns; plain decoding is transformers' own.
+Packages that are not installed are left out (`pip install --no-deps flashspec==0.3.1 economize==0.3.2`; flashspec needs
+pydantic too). Per kind of prompt: the median over the prompts of plain seconds / seconds, where the seconds of a prompt
+are the median over the repeats. Every text is compared with plain decoding's. On a GPU (`--device cuda`; not tried yet)
+specnb runs with CUDA graphs and without, and transformers' compiled `generate()` beside its plain one.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ from specnb.text import prompt_inputs
 Arm = Callable[[torch.Tensor, int], list[int]]
 
 
-def arms(pair: Any, unpacked: Any, k: int) -> dict[str, Arm]:
-    """What is compared: the new ids after a prompt `[1, length]`. `unpacked` is the same model without packed weights."""
-    model = unpacked.target
+def arms(pair: Any, without_prepacking: Any, k: int) -> dict[str, Arm]:
+    """What is compared: functions from a prompt `[1, length]` to the new ids. `without_prepacking`: the same pair."""
+    model = without_prepacking.target
     eos, device = model.generation_config.eos_token_id, model.device
 
     def theirs(ids: torch.Tensor, new: int, **options: Any) -> list[int]:
@@ -49,12 +51,12 @@ def arms(pair: Any, unpacked: Any, k: int) -> dict[str, Arm]:
         "transformers": lambda ids, new: theirs(ids, new, prompt_lookup_num_tokens=k),
         "specnb": lambda ids, new: ours(ids, new, method="prompt_lookup"),
         f"specnb, k={k}": lambda ids, new: ours(ids, new, prompt_lookup_num_tokens=k),
-        f"specnb, k={k}, not packed": lambda ids, new: ours(ids, new, model, prompt_lookup_num_tokens=k),
+        f"specnb, k={k}, not prepacked": lambda ids, new: ours(ids, new, model, prompt_lookup_num_tokens=k),
         "specnb plain": ours,
     }
     if device.type == "cuda":
         specnb.cuda_graphs(pair.target)
-        del found[f"specnb, k={k}, not packed"]
+        del found[f"specnb, k={k}, not prepacked"]
         found["specnb, no CUDA graphs"] = lambda ids, new: ours(ids, new, model, method="prompt_lookup")
         found["transformers plain, compiled"] = lambda ids, new: theirs(ids, new, cache_implementation="static")
     try:
@@ -71,9 +73,16 @@ def arms(pair: Any, unpacked: Any, k: int) -> dict[str, Arm]:
         from flashspec.engine.ngram import NgramDrafter
         from flashspec.engine.verifier import TargetModel
 
-        config = FlashSpecConfig(drafter_name="ngram", target_name="smollm2", device=str(device), dtype="float32", eos_token_ids=(eos,),
-                                 drafter_strategy="bandit", bandit=BanditConfig(n_arms=1),
-                                 sampling=SamplingConfig(gamma=k, temperature=0.0, variant="greedy"))  # fmt: skip
+        config = FlashSpecConfig(
+            drafter_name="ngram",
+            target_name="smollm2",
+            device=str(device),
+            dtype="float32",
+            eos_token_ids=(eos,),
+            drafter_strategy="bandit",
+            bandit=BanditConfig(n_arms=1),
+            sampling=SamplingConfig(gamma=k, temperature=0.0, variant="greedy"),
+        )
         wrapped = TargetModel("smollm2", device, torch.float32, model=model)
         engine = SpeculativeEngine(config, [NgramDrafter()], wrapped)
         found["flashspec"] = lambda ids, new: [
@@ -99,8 +108,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     transformers.logging.set_verbosity_error()
-    pair, unpacked = (specnb.load("smollm2-135m-q4", pack=pack, device_map=args.device) for pack in (True, False))
-    compared = arms(pair, unpacked, args.num_assistant_tokens)
+    pair, without_prepacking = (
+        specnb.load("smollm2-135m-q4", pack=pack, device_map=args.device) for pack in (True, False)
+    )
+    compared = arms(pair, without_prepacking, args.num_assistant_tokens)
     ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     same = dict.fromkeys(compared, True)
     for kind in args.kinds:

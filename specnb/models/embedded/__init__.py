@@ -1,6 +1,6 @@
-"""Small models that come inside specnb: trained by `training/`, in transformers' own format, on real architectures.
+"""Tiny models that come with specnb, in transformers' format and of real architectures.
 
-They are for learning and tests; they know nothing but the small world of their training text.
+They are for learning and tests, and only know the topics of their training text. `tools/embedded_models` trains them.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-"""Holds a folder for each of the models, which `AutoModelForCausalLM.from_pretrained` loads like one from the hub."""
+"""Has one folder per model, which `AutoModelForCausalLM.from_pretrained` loads."""
 
 DEFAULT = ("tiny-llama", "tiny-llama-draft")
-"""The target and the draft model that stand in where no model is named."""
+"""The target and the draft model that are used where no model is named."""
 
 _END = " Trained by specnb on a text of its own making; for learning and tests. Licence: Apache-2.0."
 
@@ -26,4 +26,4 @@ CARDS = {
     "tiny-glm4-moe-mtp2": "Tiny GLM-4 MoE like tiny-glm4-moe, with two multi-token-prediction layers: use_mtp=True."
     + _END,
 }
-"""What each model is, in a line."""
+"""One line about each model."""

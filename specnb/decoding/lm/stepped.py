@@ -1,0 +1,52 @@
+"""Mamba-1 layers, whose code in transformers starts every pass of several tokens from zero: stepped token by token.
+
+The projections, which hold nearly all weights, still run for all tokens of the pass at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specnb import compat
+from specnb.runtime.module_view import Inject, M, Replacement, Skip, module_view
+
+_MIXERS = {"MambaMixer", "FalconMambaMixer", "JambaMambaMixer", "ZambaMambaMixer"}
+
+
+class SteppedMixer(Replacement):
+    """A Mamba-1 mixer that goes on from the states of its cache in a pass of several tokens, too."""
+
+    def __init__(self, mixer: Any) -> None:
+        super().__init__(mixer)
+        inputs = Inject(mixer.in_proj)
+        step = module_view(mixer, {"in_proj": inputs, "out_proj": Skip(mixer.out_proj)})
+        self.__dict__.update(inputs=inputs, step=step)
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        mixer, inputs, step = self.layer, self.inputs, self.step
+        cache = next((kwargs[name] for name in compat.CACHE_NAMES if kwargs.get(name) is not None), None)
+        width = hidden_states.shape[1]
+        if width == 1 or cache is None or args or not cache.has_previous_state(mixer.layer_idx):
+            whole: Tensor = mixer(hidden_states, *args, **kwargs)
+            return whole
+        kwargs = {**kwargs, "attention_mask": None}  # nothing is padded behind a cache
+        projected, steps = mixer.in_proj(hidden_states), []
+        for i in range(width):
+            inputs.value = projected[:, i : i + 1]
+            steps.append(step(hidden_states[:, i : i + 1], **kwargs))
+        inputs.value = None
+        out: Tensor = mixer.out_proj(torch.cat(steps, 1))
+        return out
+
+
+def step_mixers(model: M) -> M:
+    """A view of `model` in which Mamba-1 mixers are stepped; the model itself where it has none."""
+    mixers = {
+        name: SteppedMixer(module)
+        for name, module in model.named_modules()
+        if any(kind.__name__ in _MIXERS for kind in type(module).__mro__)
+    }
+    return module_view(model, mixers) if mixers else model

@@ -1,0 +1,42 @@
+"""Every option and every method, declared once.
+
+Validation, the arguments of the magics, the widgets of the panel and the documentation are all built from these tables.
+Option names are those of transformers' `generate()` wherever it has the option. An option whose default is None is left
+to the model's generation config. This package imports nothing else of specnb and no torch.
+"""
+
+from specnb.options.defaults import (
+    BENCH_REPEATS,
+    COMPARE_MAX_NEW_TOKENS,
+    DEMO_MAX_NEW_TOKENS,
+    MAGIC_MAX_NEW_TOKENS,
+    METHOD_PREFERENCE,
+    METHOD_WITHOUT_DRAFT_MODEL,
+    PANEL_MAX_NEW_TOKENS,
+    WARM_UP_TOKENS,
+)
+from specnb.options.methods import ASKED_BY, METHODS, Method, MethodInfo, default, greedy_at_zero, options_of
+from specnb.options.option import Option, unknown
+from specnb.options.table import BY_NAME, OPTIONS
+
+__all__ = [
+    "ASKED_BY",
+    "BENCH_REPEATS",
+    "BY_NAME",
+    "COMPARE_MAX_NEW_TOKENS",
+    "DEMO_MAX_NEW_TOKENS",
+    "MAGIC_MAX_NEW_TOKENS",
+    "METHODS",
+    "METHOD_PREFERENCE",
+    "METHOD_WITHOUT_DRAFT_MODEL",
+    "OPTIONS",
+    "PANEL_MAX_NEW_TOKENS",
+    "WARM_UP_TOKENS",
+    "Method",
+    "MethodInfo",
+    "Option",
+    "default",
+    "greedy_at_zero",
+    "options_of",
+    "unknown",
+]
