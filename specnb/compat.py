@@ -120,7 +120,7 @@ _MASKS: Any = _get("transformers.masking_utils", "ALL_MASK_ATTENTION_FUNCTIONS",
 
 
 def attention_implementation(config: Any) -> str:
-    """ "sdpa", "eager", ...; "eager" where a config does not say."""
+    """Its name: "sdpa", "eager" and so on; "eager" where a config does not say."""
     return str(getattr(config, _ATTENTION, None) or "eager")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -159,6 +161,16 @@ def test_import_is_light(statement: str) -> None:
 def test_import_is_quick() -> None:
     code = "import time; t = time.perf_counter(); import specnb; print(time.perf_counter() - t)"
     assert min(float(fresh(code)) for _ in range(5)) < 0.3
+
+
+@pytest.mark.parametrize("name", [name for name in specnb.__all__ if inspect.isfunction(getattr(specnb, name))])
+def test_public_functions_explain_their_arguments(name: str) -> None:
+    """Each argument has a line under "Args"; `decoder` points to `generate` for those that they share."""
+    function = getattr(specnb, name)
+    doc = inspect.getdoc(function) + ((inspect.getdoc(specnb.generate) or "") if name == "decoder" else "")
+    arguments = doc[doc.index("Args:") :]
+    for argument in inspect.signature(function).parameters:
+        assert re.search(rf"^ +(\w+, )*{argument}(, \w+)*: ", arguments, re.M), argument
 
 
 def test_public_names() -> None:

@@ -97,8 +97,13 @@ def record(step: Block, block: Tensor) -> Callable[[], Pass]:
 class KeepsTensors(Protocol):
     """What is asked of the kv cache that the recordings write to."""
 
-    def holds(self, length: int) -> bool: ...
-    def tensors(self) -> list[Tensor]: ...
+    def holds(self, length: int) -> bool:
+        """Whether it has slots for so many tokens."""
+        ...
+
+    def tensors(self) -> list[Tensor]:
+        """All keys and values."""
+        ...
 
 
 class _Shape:

@@ -32,6 +32,7 @@ class LowOverheadLinear(LinearReplacement):
         self.__dict__["both"] = layer.weight, layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
+        """x W^T + b `[..., out]` for x `[..., in]`."""
         return nn.functional.linear(x, *self.__dict__["both"])
 
     __call__ = forward
@@ -48,6 +49,7 @@ class FusedRMSNorm(Replacement):
         self.__dict__["both"] = scale, eps
 
     def forward(self, x: Tensor) -> Tensor:
+        """The normalised x `[..., width]`."""
         own = self.__dict__
         scale = own["both"][0]
         if x.dtype is not torch.float32 or (scale is not None and scale.shape[0] != x.shape[-1]):

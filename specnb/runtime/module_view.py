@@ -123,6 +123,7 @@ class Skip(Replacement):
     """Returns its input: a layer that is left out."""
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The input."""
         return hidden_states
 
 
@@ -132,6 +133,7 @@ class Capture(Replacement):
     value: Any = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer's output."""
         self.value = self.__dict__["layer"](*args, **kwargs)
         return self.value
 
@@ -142,4 +144,5 @@ class Inject(Replacement):
     value: Any = None
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The value."""
         return self.value

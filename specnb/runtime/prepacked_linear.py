@@ -62,6 +62,7 @@ class PrepackedLinear(LinearReplacement):
         self.__dict__.update(packed=PrepackedWeight.of(layer.weight), rows=rows)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x W^T + b `[..., out]` for x `[..., in]`."""
         layer = self.__dict__["layer"]
         if x.shape[:-1].numel() < self.rows:
             return nn.functional.linear(x, layer.weight, layer.bias)
@@ -94,13 +95,12 @@ def _probe(weight: Tensor) -> Tensor:
 
 
 def pack(model: M) -> M:
-    """Pack the weights of `model`'s linear layers, once; `specnb.generate` then uses them. The model itself is not
-    changed.
+    """Pack the weights of `model`'s linear layers, once; `specnb.generate` then uses them.
 
-    Packing takes as much memory again as those weights. It is tried only where it can help: float32 on a CPU with
-    oneDNN; elsewhere nothing happens. Weights that change later are packed again. Only a write through `.data` or numpy
-    to a small
-    part of a weight can go unnoticed, since torch does not count such writes: call `specnb.unpack` after one.
+    The model itself is not changed. Packing takes as much memory again as those weights. It is tried only where it can
+    help: float32 on a CPU with oneDNN; elsewhere nothing happens. Weights that change later are packed again. Only a
+    write through `.data` or numpy to a small part of a weight can go unnoticed, since torch does not count such writes:
+    call `specnb.unpack` after one.
 
     Args:
         model: a model of transformers; of a pair, `pair.target`.
@@ -138,6 +138,9 @@ def _packed(model: PreTrainedModel, modules: Mapping[str, nn.Module]) -> dict[st
 
 def unpack(model: PreTrainedModel) -> None:
     """Drop the packed weights of `model`; they are packed again only by `specnb.pack`.
+
+    Args:
+        model: a model of transformers; of a pair, `pair.target`.
 
     Raises:
         ValueError: `model` is not a model of transformers.

@@ -115,6 +115,7 @@ class StateAndKVCacheLayer(LinearAttentionLayer, KVCacheLayer):
         LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """Allocate the running states; keys and values are allocated by `update`."""
         LinearAttentionLayer.lazy_initialization(self, *args, **kwargs)
 
 

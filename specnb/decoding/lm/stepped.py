@@ -26,6 +26,7 @@ class SteppedMixer(Replacement):
         self.__dict__.update(inputs=inputs, step=step)
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The mixer's output `[rows, width, size]`."""
         mixer, inputs, step = self.layer, self.inputs, self.step
         cache = next((kwargs[name] for name in compat.CACHE_NAMES if kwargs.get(name) is not None), None)
         width = hidden_states.shape[1]
