@@ -25,6 +25,7 @@ def stem(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return stem
 
 
+@pytest.mark.slow
 def test_every_section_has_its_figures(stem: Path) -> None:
     found = json.loads(stem.with_suffix(".json").read_text())
     assert found["format"] == "specnb.bench/1" and found["environment"]["threads"] == 1

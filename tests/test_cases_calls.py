@@ -107,6 +107,7 @@ HONOURED: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", HONOURED)
 def test_honoured_fields_are_transformers_own(name: str, way: str) -> None:

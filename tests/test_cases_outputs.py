@@ -28,6 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 # ---------------------------------------------------------------- OS-01
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("setting", ["greedy", "with an end", "with processors"])
 def test_OS_01_scores_and_logits_are_those_of_generate(setting: str, rows: str) -> None:
@@ -279,6 +280,7 @@ HOW: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("name", METHODS)
 def test_LP_01_log_probabilities_are_a_forward_over_the_text(name: str, how: str) -> None:

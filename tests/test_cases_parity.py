@@ -53,6 +53,7 @@ def test_PAR_01_reused_cache(first: str, second: str) -> None:
     assert cache.get_seq_length() == prompt.shape[1] + 8 - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["mistral", "gemma3", "gemma4", "deepseek_v3", "glm4_moe", "gpt2"])
 def test_PAR_01_reused_cache_of_other_families(family: str) -> None:
     """Three turns over the window (6), with caches that know the window and ones that do not."""
@@ -118,6 +119,7 @@ def test_PAR_01_caches_that_cannot_be_continued_are_refused() -> None:
 
 
 # ---------------------------------------------------------------- PAR-03
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("way", DRAFTING)
 def test_PAR_03_half_precision_differs_at_ties_only(way: str, dtype: torch.dtype) -> None:
@@ -148,6 +150,7 @@ def test_PAR_03_half_precision_differs_at_ties_only(way: str, dtype: torch.dtype
             assert abs(float(logits[result.ids[at]] - logits[expected[at]])) <= 8 * ulp
 
 
+@pytest.mark.slow
 def test_PAR_03_float32_is_exact() -> None:
     for seed, way in itertools.product(range(6), DRAFTING):
         prompt = tiny.ids(seed, 7)
@@ -244,6 +247,7 @@ CHANGING: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", DRAFTING)
 @pytest.mark.parametrize("option", CHANGING)
 def test_PAR_05_options_change_the_text_as_in_plain_decoding(option: str, way: str) -> None:

@@ -60,6 +60,7 @@ def adapted(kind: str, model: Any = None, **more: Any) -> Any:
     return wrapped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(peft_adapters.WEIGHT_ONLY_TYPES))
 def test_adapters_that_change_weights(kind: str) -> None:
     wrapped = adapted(kind)

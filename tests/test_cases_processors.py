@@ -171,6 +171,7 @@ def same(options: Callable[[], dict[str, Any]], ids: Tensor, mask: Tensor, way: 
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_PR_processors_of_all_kinds(name: str, rows: str) -> None:
@@ -258,6 +259,7 @@ def test_PR_block_verification_refuses_what_looks_at_all_rows() -> None:
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["draft", "lookup", "block"])
 def test_PR_sampled_rows_that_grow_in_step_follow_the_distribution(how: str) -> None:
     """A draft that another row cuts short does not change the joint distribution of three tokens."""
@@ -349,6 +351,7 @@ CRITERIA: dict[str, Callable[[int], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", CRITERIA)
 def test_SC_01_criteria_of_all_kinds(name: str, rows: str) -> None:

@@ -366,6 +366,7 @@ DRAFTS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["constant", "heuristic"])
 @pytest.mark.parametrize("k", [1, 5, 20])
 @pytest.mark.parametrize("draft", DRAFTS)

@@ -63,6 +63,7 @@ VOCAB_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", VOCAB_OPTIONS)
 @pytest.mark.parametrize("size", [64, 72, 96])
 def test_VOC_01_options_with_ids_that_one_model_lacks(size: int, option: str) -> None:
@@ -176,6 +177,7 @@ def sampled(
     return [row.ids for row in result.rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 4])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_SMP_01_first_and_second_token(setting: str, k: int) -> None:

@@ -52,6 +52,7 @@ def recorder() -> Iterator[Recorder]:
     graphs._RECORDERS.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "attention"),
     [("llama", "sdpa"), ("gemma4", "sdpa"), ("gemma3", "eager"), ("gpt2", "eager"), ("glm4_moe", "sdpa")],
@@ -81,6 +82,7 @@ def test_most_passes_are_repetitions(recorder: Recorder) -> None:
     assert (recorder.recorded, recorder.repeated) == ([(1, 2)], 40 - 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma4"])
 def test_rows_leave_and_the_kv_cache_grows(name: str, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny.family(name)

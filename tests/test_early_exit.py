@@ -66,6 +66,7 @@ def counted(model: PreTrainedModel) -> Iterator[list[list[int]]]:
 
 
 # ---------------------------------------------------------------- equality
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_equals_plain(family: str) -> None:
     """Every exit layer, k from 1 to 16, one row and several."""
@@ -94,6 +95,7 @@ def test_greedy_equals_plain(family: str) -> None:
     assert accepted > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek_v3"])
 def test_every_k_with_options(family: str) -> None:
     """Options of generate() mean what they mean without drafting; attention in eager and sdpa."""

@@ -69,6 +69,7 @@ def another_scaling(model: PreTrainedModel) -> None:
 EDITS = [adapters, another_mlp, another_norm, another_head, other_embeddings, another_scaling]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prepacked", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("edit", EDITS)
@@ -141,6 +142,7 @@ def test_a_subclass_with_a_forward_of_unnamed_arguments() -> None:
         assert list(spec(model, X, max_new_tokens=16, **method).ids) == plain(like, X, max_new_tokens=16)
 
 
+@pytest.mark.slow
 def test_a_compiled_model() -> None:
     """A model compiled in place works with every method; the wrapper of torch.compile() is refused with advice."""
     model = tiny.llama()
@@ -193,6 +195,7 @@ def hook_before_all(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(module_of_torch._global_forward_pre_hooks, 1 << 40, hook)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "edit", [norm_class, linear_class, linear_function, attention_function, hook_of_all, hook_before_all]
 )

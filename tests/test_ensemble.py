@@ -147,6 +147,7 @@ def follows(texts: list[tuple[int, ...]], joint: Tensor) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("w", [0.25, 0.75, 0.999])
 @pytest.mark.parametrize("setting", ["plain", "all"])
 def test_SMP_05_sampling_follows_the_mix(setting: str, w: float) -> None:

@@ -105,6 +105,7 @@ def test_greedy_equals_plain(family: str) -> None:
         consistent(result)
 
 
+@pytest.mark.slow
 def test_the_draws_have_teeth() -> None:
     """Options change the text, and drafts are both accepted and rejected: the comparisons have something to find."""
     changed = drafted = accepted = 0
@@ -138,6 +139,7 @@ def test_gemma4_variants_equal_plain(variant: str) -> None:
 
 
 # ---------------------------------------------------------------- rows
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_equal_their_single_runs(family: str) -> None:
     """Left-padded prompts of different lengths that end at different times, with and without options."""
@@ -253,6 +255,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_architectures_are_exact_or_refused(name: str) -> None:
     model = tiny._build(name, 0, **{**tiny._shape(VOCAB, layers=2), **OTHERS[name]})
@@ -356,6 +359,7 @@ def differences(
     return worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [[1], [9], [5, 12, 8], [2, 30]], ids=str)
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma4 shared"])
 def test_rollback_equals_recomputation(family: str, lengths: list[int]) -> None:
@@ -375,6 +379,7 @@ def test_rollback_equals_recomputation(family: str, lengths: list[int]) -> None:
             row.ids += [*more[:accepted], rng.randrange(3, VOCAB)] if rng.random() < 0.9 else more[:accepted]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["mistral", "gemma3", "gemma4"])
 @pytest.mark.parametrize("length", [4, 5, 6, 7, 11, 12, 13])
 def test_rollback_at_and_across_the_window(family: str, length: int) -> None:

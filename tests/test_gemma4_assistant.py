@@ -77,6 +77,7 @@ def check(
 
 
 # ---------------------------------------------------------------- equality
+@pytest.mark.slow
 @pytest.mark.parametrize("ordered", [False, True], ids=["dense", "ordered"])
 @pytest.mark.parametrize("name", TARGETS)
 def test_greedy_equals_plain(name: str, ordered: bool) -> None:
@@ -119,6 +120,7 @@ def test_options_and_attentions() -> None:
 
 
 # ---------------------------------------------------------------- proposals
+@pytest.mark.slow
 @pytest.mark.parametrize("ordered", [False, True], ids=["dense", "ordered"])
 @pytest.mark.parametrize("name", TARGETS)
 def test_drafts_equal_those_of_a_clean_pass(name: str, ordered: bool) -> None:
@@ -146,6 +148,7 @@ def test_drafts_equal_those_of_a_clean_pass(name: str, ordered: bool) -> None:
     assert max(cut) > 2
 
 
+@pytest.mark.slow
 def test_drafts_of_rows_equal_those_of_a_clean_pass() -> None:
     """Rows of different lengths, which end at different times: each reads its own keys."""
     for name in TARGETS:

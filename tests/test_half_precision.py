@@ -82,6 +82,7 @@ def steps(result: GenerationResult) -> list[list[tuple[Any, ...]]]:
     return [[(s.position, s.drafted, s.accepted, s.emitted, s.margins) for s in row.steps] for row in result.rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", ["one", "padded rows"])
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampling"])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -165,6 +166,7 @@ def margins(steps: tuple[Step, ...]) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("processors", PROCESSORS)
 @pytest.mark.parametrize("name", ["plain", "prompt lookup", "draft model", "early exit"])

@@ -71,6 +71,7 @@ def test_pip_replaces_nothing(wheel: Path, tmp_path: Path) -> None:
     assert {one.split()[0] for one in wanted} <= {"specnb"}, f"pip would install {wanted}"
 
 
+@pytest.mark.slow
 def test_the_magics_work_from_it(wheel: Path, tmp_path: Path) -> None:
     target, elsewhere = tmp_path / "installed", tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -113,6 +113,7 @@ def run(name: str, **options: Any) -> specnb.GenerationResult:
     return spec(model, X, max_new_tokens=NEW, **how | options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [Boom, KeyboardInterrupt])
 @pytest.mark.parametrize("name", WAYS)
 def test_STA_01_failure_at_every_forward_of_draft_and_verify(name: str, error: type[BaseException]) -> None:
@@ -155,6 +156,7 @@ def test_STA_01_failure_at_every_forward_of_draft_and_verify(name: str, error: t
     assert run(name).ids == whole.ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
 def test_two_threads_on_one_model(name: str) -> None:
     """Each gets its own text, with the same method and beside another one."""

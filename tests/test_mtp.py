@@ -93,6 +93,7 @@ def drafting() -> Iterator[list[tuple[list[int], list[int], Tensor]]]:
 
 
 # ---------------------------------------------------------------- equality
+@pytest.mark.slow
 @pytest.mark.parametrize("mtp", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_equals_plain(kind: str, mtp: int) -> None:
@@ -144,6 +145,7 @@ def test_options_and_attentions(kind: str) -> None:
 
 
 # ---------------------------------------------------------------- proposals
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [None, 1, 2, 7])
 @pytest.mark.parametrize("mtp", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
@@ -256,6 +258,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_MTP_02_found_by_the_config(kind: str, variant: str, tmp_path: Path) -> None:

@@ -138,6 +138,7 @@ def test_claims_are_asserted_and_things_shown(name: str) -> None:
     assert all(len(cell.source.splitlines()) <= 40 for cell in cells), "short cells"
 
 
+@pytest.mark.slow
 def test_check_refuses_missing_or_old_outputs(tmp_path: Path) -> None:
     good = read(NAMES[0])
     empty, stale, broken = (copy.deepcopy(good) for _ in range(3))

@@ -127,6 +127,7 @@ def test_html_is_an_image_with_alt_text() -> None:
     assert figure.get_figwidth() <= 7.5
 
 
+@pytest.mark.slow
 def test_no_pyplot() -> None:
     code = (
         "import sys; sys.path.insert(0, 'tests'); from test_plots import result; result().plot().png()\n"

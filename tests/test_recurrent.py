@@ -62,6 +62,7 @@ WAYS: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_text_is_plain_decodings(family: str, way: str) -> None:
@@ -72,6 +73,7 @@ def test_the_text_is_plain_decodings(family: str, way: str) -> None:
         assert list(spec(model, ids, max_new_tokens=new, **options).ids) == plain(model, ids, max_new_tokens=new)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1", "jamba", "mamba2"])
 def test_rows_have_the_texts_that_they_have_alone(family: str) -> None:
     model, rng = model_of(family), random.Random(family)
@@ -87,6 +89,7 @@ def row_of(ids: list[int]) -> Row:
     return Row(0, list(ids), 10**6, torch.Generator(), Processors(), Constant(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_after_accepted_and_rejected_drafts_the_states_are_those_of_a_fresh_prefill(family: str) -> None:
     model, rng = model_of(family), random.Random(family)

@@ -127,6 +127,7 @@ def sampled(name: str, setting: str, runs: int = RUNS, **options: Any) -> list[t
     return texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verification", ["token", "block"])
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", ["draft_model", "prompt_lookup"])
@@ -134,6 +135,7 @@ def test_joint_distribution_of_three_tokens(name: str, setting: str, verificatio
     assert follows(sampled(name, setting, verification=verification), setting)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2])
 def test_joint_distribution_with_short_drafts(k: int) -> None:
     assert follows(sampled("draft_model", "all", num_assistant_tokens=k), "all")
@@ -146,6 +148,7 @@ def test_joint_distribution_with_a_confidence_threshold() -> None:
         assert follows(texts, "plain")
 
 
+@pytest.mark.slow
 def test_joint_distribution_with_a_prefix_dependent_processor() -> None:
     """A processor that looks at the text sees the right prefix at every drafted position."""
     banned = {"no_repeat_ngram_size": 1}  # no token of the prompt or of the text again: 0, 1, 2 remain
@@ -167,6 +170,7 @@ def test_joint_distribution_with_a_prefix_dependent_processor() -> None:
         assert distance < 0.03  # 4 standard errors of six outcomes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["draft_model", "prompt_lookup"])
 def test_joint_distribution_row_by_row(name: str) -> None:
     """One row at a time, the path that a single prompt takes."""
@@ -215,6 +219,7 @@ def test_the_comparison_catches_wrong_verifiers_for_copies(wrong: str, monkeypat
     assert not follows(sampled("prompt_lookup", "plain"), "plain")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["argmax judged as sampled", "another distribution reported"])
 @pytest.mark.parametrize("verification", ["token", "block"])
 def test_the_comparison_catches_drafts_with_a_wrong_distribution(

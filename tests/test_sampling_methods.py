@@ -114,6 +114,7 @@ def run(name: str, setting: str, **options: Any) -> tuple[list[tuple[int, ...]],
     return texts, drafted, accepted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["plain", "all"])
 @pytest.mark.parametrize("name", NAMES)
 def test_joint_distribution_of_three_tokens(name: str, setting: str) -> None:
@@ -126,11 +127,13 @@ def test_joint_distribution_of_three_tokens(name: str, setting: str) -> None:
     assert all(joint[a * VOCAB**2 + b * VOCAB + c] > 0 for a, b, c in set(texts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 def test_joint_distribution_with_block_verification(name: str) -> None:
     assert follows(run(name, "temperature", verification="block")[0], exact(name, "temperature"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 def test_joint_distribution_with_a_confidence_threshold_and_a_schedule(name: str) -> None:
     """The end of a draft depends on what was drawn; the output distribution must not."""
@@ -138,6 +141,7 @@ def test_joint_distribution_with_a_confidence_threshold_and_a_schedule(name: str
     assert follows(run(name, "all", **options)[0], exact(name, "all"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["early exit", "MTP GLM"])
 def test_joint_distribution_one_row_at_a_time(name: str) -> None:
     options = SETTINGS["all"] | method(name) | {"do_sample": True, "max_new_tokens": NEW + 1}
@@ -178,6 +182,7 @@ WRONG: dict[str, tuple[Callable[[DraftBuilder, Tensor], None], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "name"),
     [("argmax judged as drawn", name) for name in TEETH]
@@ -252,6 +257,7 @@ def test_universal_with_an_unlucky_table_is_caught(monkeypatch: pytest.MonkeyPat
 
 
 # ---------------------------------------------------------------- seeds
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_seed_decides_whatever_ran_before(name: str) -> None:
     options = {"do_sample": True, "top_k": 0, "max_new_tokens": 25, "attention_mask": torch.ones_like(PROMPT)} | method(

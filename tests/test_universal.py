@@ -105,6 +105,7 @@ def readings() -> Iterator[list[tuple[list[int], list[int]]]]:
 
 
 # ---------------------------------------------------------------- VOC-03
+@pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_VOC_03_greedy_equals_plain(pair: str, text: str) -> None:
@@ -433,6 +434,7 @@ def test_the_context_of_the_draft_is_respected() -> None:
 
 
 # ---------------------------------------------------------------- text with rough edges
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS)
 def test_partial_characters_and_specials(pair: str) -> None:
     """The target writes single bytes of characters and special tokens: the draft waits or reads on, never breaks."""
