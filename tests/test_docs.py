@@ -48,7 +48,7 @@ def test_readme_is_short_and_has_the_two_commands() -> None:
     assert len(text.splitlines()) < 150
     start = "python -m venv .venv && . .venv/bin/activate && pip install -c .ci/constraints.txt -e "
     assert f"\n{start}'.[gguf]' && python -m specnb demo --model smollm2-135m-q4\n" in text
-    assert f"\n{start}'.[test,gguf]' && python -m pytest\n" in text
+    assert f"\n{start}'.[test,gguf]' && python -m pytest -n 2\n" in text
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md"])
