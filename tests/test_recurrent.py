@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import random
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,10 @@ FAMILIES = [
     *("mamba", "falcon_mamba", "jamba", "zamba"),  # stepped token by token
 ]
 IDS = range(3, 90)
+# Before 5.24 some keep their states elsewhere, and some do not take a block from a state: those are refused by name.
+NEW = pytest.mark.skipif(
+    "cache" not in inspect.signature(tiny.llama().forward).parameters, reason="transformers < 5.24"
+)
 # Of the largest logit. A full pass and one token at a time differ as much in these models by themselves (zamba2: 9e-4).
 ROUNDING = {"zamba2": 3e-4}
 
@@ -63,6 +68,7 @@ WAYS: dict[str, Callable[[str], dict[str, Any]]] = {
 
 
 @pytest.mark.slow
+@NEW
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_text_is_plain_decodings(family: str, way: str) -> None:
@@ -74,6 +80,7 @@ def test_the_text_is_plain_decodings(family: str, way: str) -> None:
 
 
 @pytest.mark.slow
+@NEW
 @pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1", "jamba", "mamba2"])
 def test_rows_have_the_texts_that_they_have_alone(family: str) -> None:
     model, rng = model_of(family), random.Random(family)
@@ -90,6 +97,7 @@ def row_of(ids: list[int]) -> Row:
 
 
 @pytest.mark.slow
+@NEW
 @pytest.mark.parametrize("family", FAMILIES)
 def test_after_accepted_and_rejected_drafts_the_states_are_those_of_a_fresh_prefill(family: str) -> None:
     model, rng = model_of(family), random.Random(family)
