@@ -9,6 +9,7 @@ process.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import platform
 import statistics
@@ -24,9 +25,11 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 import specnb
+from specnb import compat
 from specnb.decoding.lm.kv_cache import KVCache
 from specnb.runtime.prepare import prepare
 
+NAME = compat.cache_keyword(inspect.signature(transformers.LlamaForCausalLM.forward).parameters)
 CONTEXT, SLOTS = 256, 512
 WIDTHS = (1, 2, 5, 9, 17)
 Pass = Callable[[Tensor], Tensor]
@@ -35,10 +38,10 @@ Pass = Callable[[Tensor], Tensor]
 def plain(model: Any, ids: Tensor) -> Pass:
     """The model as transformers runs it, with its DynamicCache."""
     cache = DynamicCache(config=model.config)
-    model(ids, past_key_values=cache, use_cache=True)
+    model(ids, **{NAME: cache}, use_cache=True)
 
     def run(tokens: Tensor) -> Tensor:
-        out = model(tokens, past_key_values=cache, use_cache=True).logits
+        out = model(tokens, **{NAME: cache}, use_cache=True).logits
         cache.crop(-tokens.shape[1])
         return out
 
@@ -49,12 +52,12 @@ def prepared(model: Any, ids: Tensor) -> Pass:
     """specnb's module tree with its kv cache."""
     tree, _ = prepare(model)
     cache = KVCache(model.config, [0], SLOTS)
-    tree(ids, past_key_values=cache, use_cache=True)
+    tree(ids, **{NAME: cache}, use_cache=True)
 
     def run(tokens: Tensor) -> Tensor:
         cache.write_positions.set([CONTEXT])
         positions = CONTEXT + torch.arange(tokens.shape[1])[None]
-        return tree(tokens, past_key_values=cache, use_cache=True, position_ids=positions).logits
+        return tree(tokens, **{NAME: cache}, use_cache=True, position_ids=positions).logits
 
     return run
 
@@ -65,7 +68,7 @@ def compiled(model: Any, ids: Tensor) -> Pass:
 
     inductor.freezing = True
     cache = StaticCache(config=model.config, max_cache_len=SLOTS)
-    model(ids, past_key_values=cache, use_cache=True)
+    model(ids, **{NAME: cache}, use_cache=True)
     step = torch.compile(model.forward, dynamic=False, fullgraph=False)
 
     def run(tokens: Tensor) -> Tensor:
@@ -73,7 +76,7 @@ def compiled(model: Any, ids: Tensor) -> Pass:
         for layer in cache.layers:
             if hasattr(layer, "cumulative_length"):
                 layer.cumulative_length.fill_(CONTEXT)
-        return step(tokens, past_key_values=cache, use_cache=True, position_ids=positions[None]).logits
+        return step(tokens, **{NAME: cache}, use_cache=True, position_ids=positions[None]).logits
 
     return run
 
