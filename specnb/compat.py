@@ -164,7 +164,7 @@ FIRST_PASS_INPUTS: Collection[str] | None = _get(
 )
 """Inputs that belong to the first pass only."""
 ConfidenceCriteria: Any = _get(
-    "transformers.generation.stopping_criteria", "ConfidenceCriteria", "is_assistant=True in a call is refused"
+    "transformers.generation.stopping_criteria", "ConfidenceCriteria", "nothing ends a draft in its place"
 )
 
 
@@ -240,7 +240,7 @@ def cache_field() -> str:
     """The name of the cache in generate()'s output: "cache", or "past_key_values" before transformers 5.24."""
     from transformers.generation import GenerateDecoderOnlyOutput
 
-    return "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ else "past_key_values"
+    return cache_keyword(GenerateDecoderOnlyOutput.__dataclass_fields__)
 
 
 CACHE_NAMES = ("cache", "past_key_values")
@@ -250,3 +250,8 @@ CACHE_NAMES = ("cache", "past_key_values")
 def cache_keyword(parameters: Collection[str]) -> str:
     """The name under which a forward takes its cache."""
     return CACHE_NAMES[0] if CACHE_NAMES[0] in parameters else CACHE_NAMES[1]
+
+
+def cache_among(arguments: Mapping[str, Any], *others: str) -> Any:
+    """The cache among arguments or outputs of a model, also under one of the `others`; None where there is none."""
+    return next((arguments[name] for name in (*CACHE_NAMES, *others) if arguments.get(name) is not None), None)

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, StopStringCriteria
 from transformers.generation.streamers import BaseStreamer
 
-from specnb import drafters
+from specnb import compat, drafters
 from specnb.call import peft_adapters, unsupported
 from specnb.call.custom_generate import CustomGenerate
 from specnb.call.inputs import check_arguments, check_prompt, encode, prepare_options, unwrap_model, value_in_effect
@@ -160,7 +160,7 @@ def _generate(
     )
     passed = {name: value for name, value in checked.items() if name not in SPECNB_OPTIONS}
     unsupported.check_option_names(model, passed)
-    unsupported.check_cache(passed.get("past_key_values", passed.get("cache")))
+    unsupported.check_cache(compat.cache_among(passed))
     passed = encode(model, inputs, passed, tokenizer)
     check_prompt(model, passed)
     unsupported.check_model(model, passed)

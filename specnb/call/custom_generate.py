@@ -117,7 +117,7 @@ class CustomGenerate:
             max_new_tokens = (stops.max_length or generation_config.max_length) - input_ids.shape[1]
             processors = Processors(logits_processor)
             unsupported.check_verification(selected, sample, processors)
-            past = model_kwargs.get("cache", model_kwargs.get("past_key_values"))
+            past = compat.cache_among(model_kwargs)
             user_cache = compat.given_by_caller(past)
             keeps_outputs = generation_config.output_scores or generation_config.output_logits
             prompts, pads = padding.unpad(input_ids, model_kwargs.get("attention_mask"))

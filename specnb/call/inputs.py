@@ -160,7 +160,7 @@ def prepare_options(passed: dict[str, Any], model: PreTrainedModel) -> dict[str,
     """
     if value_in_effect("temperature", passed, model) == 0:
         passed = override_configs(greedy_at_zero({**passed, "temperature": 0}), do_sample=False, temperature=1.0)
-    given = any(passed.get(name) is not None for name in ("cache", "past_key_values"))
+    given = compat.cache_among(passed) is not None
     if value_in_effect("cache_implementation", passed, model) in STATIC_LIKE and not given:
         passed = override_configs(passed, cache_implementation="dynamic")
     return passed
@@ -299,4 +299,4 @@ def prepare_inputs(
     }
     position_ids = padding.align_position_ids(arguments.get("position_ids"), prompts, pads)
     inputs = ModelInputs(aligned, position_ids, has_first_pass_token_types(model), [*map(len, prompts)])
-    return PreparedInputs(input_ids, arguments, inputs, arguments.get("cache", arguments.get("past_key_values")))
+    return PreparedInputs(input_ids, arguments, inputs, compat.cache_among(arguments))

@@ -80,10 +80,7 @@ def decode(
         clock.verified()
 
         # commit: the tokens that the verifier keeps, and one of the target's own
-        row_steps = [
-            RowStep(row, draft, block, target.replayed_tokens.get(row.index, 0))
-            for row, draft, block in zip(active, drafts, blocks, strict=True)
-        ]
+        row_steps = [RowStep(block, target.replayed_tokens.get(block.row.index, 0)) for block in blocks]
         steps: list[Step] = []
         try:
             if lockstep is not None:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from specnb.decoding.contracts import Draft, Row
 from specnb.decoding.distributions import BlockDistributions
 from specnb.trace import Step
 
@@ -22,9 +21,9 @@ class RowStep:
 
     __slots__ = ("accepted", "block", "draft", "emitted", "position", "replayed_tokens", "row")
 
-    def __init__(self, row: Row, draft: Draft, block: BlockDistributions, replayed_tokens: int = 0) -> None:
-        self.row, self.draft, self.block = row, draft, block
-        self.position = len(row.ids)
+    def __init__(self, block: BlockDistributions, replayed_tokens: int = 0) -> None:
+        self.row, self.draft, self.block = block.row, block.draft, block
+        self.position = len(block.row.ids)
         self.emitted: list[int] = []
         self.accepted = 0
         self.replayed_tokens = replayed_tokens

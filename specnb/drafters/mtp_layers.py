@@ -45,9 +45,7 @@ class MtpLayers:
         self.kv_cache = KVCache(mtp.config, [row.index for row in rows], capacity)
         # by row index: the first slot that must be computed again, and the hidden states from there on
         self._states: dict[int, tuple[int, Tensor]] = {}
-        self._cache_name = (
-            "cache" if "cache" in inspect.signature(mtp.layers[0].forward).parameters else "past_key_values"
-        )
+        self._cache_name = compat.cache_keyword(inspect.signature(mtp.layers[0].forward).parameters)
 
     def propose(self, rows: Sequence[Row], max_draft_tokens: Sequence[int]) -> list[Draft]:
         """A draft for each row, see `Drafter.propose`."""

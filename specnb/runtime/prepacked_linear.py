@@ -23,6 +23,7 @@ from specnb import compat
 from specnb.runtime.module_view import LinearReplacement, check_model, forward_replaced, module_view
 
 M = TypeVar("M", bound=PreTrainedModel)
+_Stamp = tuple[tuple[str, int, int, int], ...]  # of each layer: name, identity, address and version of its weight
 
 ROWS = (1, 2, 4, 8, 16, 64)
 """Numbers of rows at which prepacked and plain layers are compared."""
@@ -72,12 +73,12 @@ class PrepackedLinear(LinearReplacement):
 class _Packed(NamedTuple):
     """What was packed of a model, and what to compare to see whether its weights are still those."""
 
-    stamp: tuple[tuple[str, int, int, int], ...]
+    stamp: _Stamp
     layers: dict[str, PrepackedLinear]
     probes: list[Tensor]
     probed: Tensor | None
 
-    def is_of(self, stamp: tuple[tuple[str, int, int, int], ...]) -> bool:
+    def is_of(self, stamp: _Stamp) -> bool:
         same = self.probed is None or torch.equal(torch.cat(self.probes), self.probed)
         return same and self.stamp == stamp
 
@@ -185,7 +186,7 @@ def _linear_layers(modules: Mapping[str, nn.Module]) -> dict[str, nn.Linear]:
     }
 
 
-def _stamp(layers: dict[str, nn.Linear]) -> tuple[tuple[str, int, int, int], ...]:
+def _stamp(layers: dict[str, nn.Linear]) -> _Stamp:
     """Changes when a layer or a weight is replaced, or a weight written to."""
     return tuple(
         (name, id(layer), layer.weight.data_ptr(), compat.version_of(layer.weight)) for name, layer in layers.items()

@@ -56,7 +56,8 @@ class LM:
     def __init__(self, model: PreTrainedModel, rows: Sequence[Row], options: LMOptions) -> None:
         self.config = model.config.get_text_config(decoder=True)
         self.model, self.runtime = prepare(model)
-        self.model = step_mixers(self.model)
+        if compat.is_stateful(model):
+            self.model = step_mixers(self.model)
         self._max_token_id = int(model.get_input_embeddings().weight.shape[0]) - 1 if options.clamp_ids else None
         self._capture: Capture | None = None
         if options.hidden_states:
@@ -193,6 +194,14 @@ class LM:
         if start <= len(row.ids):
             self._snapshots.save()
         return start
+
+    def _replay_to_end(self, row: Row) -> bool:
+        """Bring running states to all tokens of the row but the last; whether that took a pass."""
+        length = len(row.ids) - 1
+        if self._snapshots is None or (start := self._snapshots.roll_back(length)) >= length:
+            return False
+        self._forward([row], [row.ids[start:length]], [start], 0)
+        return True
 
     # ---- one pass
     def _forward(

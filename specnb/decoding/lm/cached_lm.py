@@ -82,17 +82,9 @@ class CachedLM(LM):
         pads = [row.padding for row in rows]
         if self.kv_cache.rows != [row.index for row in rows] or len({len(row.ids) + row.padding for row in rows}) > 1:
             return None
-        if self._snapshots is not None:
-            self._bring_back(rows[0])
+        self._replay_to_end(rows[0])
         self.kv_cache.export_to(cache, [len(row.ids) - 1 for row in rows], pads)
         return cache
-
-    def _bring_back(self, row: Row) -> None:
-        """Bring the running states to all tokens of the row but the last."""
-        assert self._snapshots is not None
-        length = len(row.ids) - 1
-        if (start := self._snapshots.roll_back(length)) < length:
-            self._forward([row], [row.ids[start:length]], [start], 0)
 
     # ---- one pass
     def _forward(

@@ -24,7 +24,6 @@ from specnb.decoding.lm.base import LM, LMOptions, model_device
 from specnb.decoding.lm.model_inputs import forward_parameters
 from specnb.decoding.lm.snapshots import Snapshots, has_states
 
-"""The names of the cache argument: "cache" since transformers 5.24, "past_key_values" before."""
 _MAX_STORED_ARGUMENTS = 64  # one entry per text length; more than a draft and a step need
 
 
@@ -115,7 +114,7 @@ class PreparedLM(LM):
 
     def _store_outputs(self, out: Any) -> None:
         """Keep what the next pass needs from a pass's output."""
-        cache = next((out[name] for name in compat.CACHE_NAMES if out.get(name) is not None), None)
+        cache = compat.cache_among(out)
         self._last_outputs = (
             type(out)({k: v for k, v in out.items() if k not in ("logits", *compat.CACHE_NAMES)}) if out else out
         )
@@ -193,21 +192,14 @@ class PreparedLM(LM):
             del self._arguments[length]
         return arguments
 
-    def _bring_back(self, row: Row) -> None:
-        """Bring the cache to all tokens of the row but the last."""
-        length = len(row.ids) - 1
-        if self._snapshots is not None and (start := self._snapshots.roll_back(length)) < length:
-            self._forward([row], [row.ids[start:length]], [start], 0)
-            return
-        self._crop(length, len(row.ids))
-
     def export_cache(self, cache: Any, rows: Sequence[Row]) -> Any:
         """The cache with all tokens but the last; None if the row had padding."""
         row = rows[0]
         if row.padding:
             return None
-        if self._rolls_back and self._cache is not None and len(self._cached_ids) >= len(row.ids):
-            self._bring_back(row)
+        is_ahead = self._rolls_back and self._cache is not None and len(self._cached_ids) >= len(row.ids)
+        if is_ahead and not self._replay_to_end(row):
+            self._crop(len(row.ids) - 1, len(row.ids))
         return self._cache
 
 

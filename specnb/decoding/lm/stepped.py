@@ -13,7 +13,6 @@ from torch import Tensor
 from specnb import compat
 from specnb.runtime.module_view import Inject, M, Replacement, Skip, module_view
 
-_CACHES = (*compat.CACHE_NAMES, "cache_params")  # the last before transformers 5.24
 _MIXERS = {"MambaMixer", "FalconMambaMixer", "JambaMambaMixer", "ZambaMambaMixer"}
 
 
@@ -29,7 +28,7 @@ class SteppedMixer(Replacement):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The mixer's output `[rows, width, size]`."""
         mixer, inputs, step = self.layer, self.inputs, self.step
-        cache = next((kwargs[name] for name in _CACHES if kwargs.get(name) is not None), None)
+        cache = compat.cache_among(kwargs, "cache_params")  # the latter before transformers 5.24
         width = hidden_states.shape[1]
         if width == 1 or cache is None or args or not cache.has_previous_state(mixer.layer_idx):
             whole: Tensor = mixer(hidden_states, *args, **kwargs)
