@@ -188,7 +188,7 @@ class LM:
         if not draft_tokens:
             return start
         known = len(row.ids) - max(0, num_logits - len(draft_tokens))  # committed tokens whose logits nobody needs
-        if known - start > MAX_REPLAY:
+        if known - start > (MAX_REPLAY if start else 0):  # a prompt always: a rejection would repeat it
             self._forward([row], [row.ids[start:known]], [start], 0)
             start = self._snapshots.length = known
         if start <= len(row.ids):

@@ -66,6 +66,7 @@ class CachedLM(LM):
         self._graphs = Graphs(self.kv_cache, record, self.device) if record else None
         if self.kv_cache.state_layers:
             self._snapshots = Snapshots(self.kv_cache.state_layers)
+            self.drafts_first = not self._inputs.extras  # they need the whole prompt in one pass
         past = prepared.past
         if past is not None and (held := past.get_seq_length()):
             self.kv_cache.load_from(past, held)
@@ -91,6 +92,7 @@ class CachedLM(LM):
         self, rows: Sequence[Row], new_tokens: Sequence[Sequence[int]], starts: list[int], num_logits: int
     ) -> Tensor:
         self.kv_cache.write_positions.set(list(starts))
+        self.is_first_pass |= self._snapshots is not None and not any(starts)  # back at the start, images count again
         self._rows = [row.index for row in rows]
         eager = partial(self._run_eager, new_tokens, starts, num_logits)
         out = self._graphs.run(new_tokens, starts, eager, self._run_block) if self._graphs and num_logits else eager()
