@@ -1,12 +1,14 @@
 """Compare the speed of two checkouts of specnb: do calls on the embedded pairs take longer than before?
 
-`python -m tools.compare_versions OLD_CHECKOUT [NEW_CHECKOUT] [--repeats 16] [--output STEM]` starts a process for each
-checkout. They take turns call by call, so that a change of the machine's speed meets both. Texts must be the same.
+`python -m tools.compare_versions OLD_CHECKOUT [NEW_CHECKOUT] [--starts 4] [--repeats 6] [--output STEM]` starts a
+process for each checkout. They take turns call by call, so that a change of the machine's speed meets both. Two
+processes of one version differ by up to 8 %, so they are started several times. Texts must be the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -75,25 +77,29 @@ def ask(process: subprocess.Popen[str], case: str) -> list[Any]:
     return answer
 
 
-def compare(checkouts: list[Path], case: str, repeats: int) -> dict[str, Any]:
-    """The processor's seconds of a case in both checkouts; the first two turns do not count."""
-    seconds: list[tuple[float, float]] = []
-    processes = [start(checkout) for checkout in checkouts]
-    for turn in range(repeats + 2):
-        order = (0, 1) if turn % 2 else (1, 0)
-        answers = {i: ask(processes[i], case) for i in order}
-        if answers[0][1] != answers[1][1]:
-            raise SystemExit(f"{case}: the texts differ")
-        if turn >= 2:
-            seconds.append((answers[0][0], answers[1][0]))
-    for process in processes:
-        process.communicate()
-    return {
-        "case": case,
-        "old_seconds": statistics.median(old for old, _ in seconds),
-        "new_seconds": statistics.median(new for _, new in seconds),
-        "ratio": statistics.median(new / old for old, new in seconds),
-    }
+def compare(checkouts: list[Path], starts: int, repeats: int) -> list[dict[str, Any]]:
+    """The processor's seconds of each case in both checkouts; the first two turns of a process do not count."""
+    seconds: dict[str, list[tuple[float, float]]] = {case: [] for case in CASES}
+    for _ in range(starts):
+        processes = [start(checkout) for checkout in checkouts]
+        for case, turn in itertools.product(CASES, range(repeats + 2)):
+            order = (0, 1) if turn % 2 else (1, 0)
+            answers = {i: ask(processes[i], case) for i in order}
+            if answers[0][1] != answers[1][1]:
+                raise SystemExit(f"{case}: the texts differ")
+            if turn >= 2:
+                seconds[case].append((answers[0][0], answers[1][0]))
+        for process in processes:
+            process.communicate()
+    return [
+        {
+            "case": case,
+            "old_seconds": statistics.median(old for old, _ in pairs),
+            "new_seconds": statistics.median(new for _, new in pairs),
+            "ratio": statistics.median(new / old for old, new in pairs),
+        }
+        for case, pairs in seconds.items()
+    ]
 
 
 def main() -> None:
@@ -101,7 +107,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="compare the speed of two checkouts of specnb, call by call in turns")
     parser.add_argument("old", type=Path, nargs="?", help="the earlier checkout")
     parser.add_argument("new", type=Path, nargs="?", default=Path(__file__).resolve().parents[1])
-    parser.add_argument("--repeats", type=int, default=16, help="counted calls per case and checkout")
+    parser.add_argument("--starts", type=int, default=4, help="processes per checkout, one after the other")
+    parser.add_argument("--repeats", type=int, default=6, help="counted calls per case and process")
     parser.add_argument("--output", type=Path, help="write STEM.json and STEM.md")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -109,22 +116,23 @@ def main() -> None:
         return work()
     if given.old is None:
         parser.error("name the earlier checkout")
-    found = []
-    for case in CASES:
-        found.append(compare([given.old.resolve(), given.new.resolve()], case, given.repeats))
-        print("{case:22} {old_seconds:.3f} s, {new_seconds:.3f} s, x {ratio:.3f}".format(**found[-1]), flush=True)
+    found = compare([given.old.resolve(), given.new.resolve()], given.starts, given.repeats)
+    for one in found:
+        print("{case:22} {old_seconds:.3f} s, {new_seconds:.3f} s, x {ratio:.3f}".format(**one))
     if given.output:
         revisions = [
             subprocess.run(["git", "-C", str(path), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
             for path in (given.old, given.new)
         ]
         old, new = (one.stdout.strip() for one in revisions)
-        where = f"{date.today()}, {platform.machine()}, one thread, {given.repeats} calls each, in turns"
+        where = (
+            f"{date.today()}, {platform.machine()}, one thread, {given.starts} x {given.repeats} calls each, in turns"
+        )
         lines = [
             f"# {new} beside {old}",
             "",
-            f"`python -m tools.compare_versions`: {where}. Processor seconds per call of {NEW_TOKENS} tokens, medians; the",
-            "ratio is the median of the ratios of neighbouring calls.",
+            f"`python -m tools.compare_versions`: {where}. Processor seconds per call of {NEW_TOKENS} tokens, medians;",
+            "the ratio is the median of the ratios of neighbouring calls.",
             "",
             f"| | {old} | {new} | ratio |",
             "|---|---|---|---|",
