@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,8 @@ import tiny
 import torch
 import transformers
 from checks import EAGER, STEADY, cache_name, padded, plain, spec
-from families.build import CAUSAL, build, noisy
+from families.build import CAUSAL, IMAGE_TEXT, build, noisy
+from families.images import image_inputs
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
@@ -21,8 +23,9 @@ import specnb
 from specnb.decoding.contracts import Row
 from specnb.decoding.distributions import Processors
 from specnb.decoding.lm.create import create_lm
-from specnb.decoding.lm.model_inputs import CacheSize
+from specnb.decoding.lm.model_inputs import CacheSize, PreparedInputs
 from specnb.decoding.schedules import Constant
+from specnb.drafters.early_exit import EarlyExitTarget, early_exit
 
 FAMILIES = [
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "mamba2", "falcon_h1", "bamba", "zamba2", "nemotron_h"),
@@ -131,6 +134,34 @@ def test_a_second_turn_goes_on_from_the_cache_of_the_first(family: str, way: str
     expected = plain(model, second, max_new_tokens=15)
     given = {name: out[name]}
     assert list(spec(model, second, max_new_tokens=15, **WAYS[way](family), **given).ids) == expected
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "granitemoehybrid", "lfm2"])
+def test_early_exit_goes_on_from_the_lower_layers(family: str) -> None:
+    """The two parts share a cache, each with snapshots of its own layers."""
+    model, rng = model_of(family), random.Random(family)
+    ids = prompt(rng, 20)
+    row = row_of(ids[0].tolist())
+    target, lower = early_exit(model, [row], 1, CacheSize(100), PreparedInputs())
+    assert isinstance(target, EarlyExitTarget) and target.lower is lower
+    result = spec(model, ids, max_new_tokens=30, assistant_early_exit=1, num_assistant_tokens=3, **STEADY)
+    assert list(result.ids) == plain(model, ids, max_new_tokens=30)
+    assert result.runtime["target"]["state_snapshot_bytes"] > 0
+
+
+@NEW
+@pytest.mark.parametrize("family", ["lfm2_vl", "qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("way", ["lookup", "noisy", "early exit"])
+def test_an_image_is_not_lost_when_states_go_back(family: str, way: str) -> None:
+    """The first draft is rejected here: states that went back to the start would read the prompt without its image."""
+    model = build(family, IMAGE_TEXT)
+    options = {"assistant_model": noisy(model, 0.5), **STEADY} if way == "noisy" else WAYS[way](family)
+    for seed, new in itertools.product(range(3), (2, 24)):
+        given = image_inputs(model, seed=seed)
+        ids = given.pop("input_ids")
+        assert list(spec(model, ids, max_new_tokens=new, **given, **options).ids) == plain(
+            model, ids, max_new_tokens=new, **given
+        )
 
 
 def test_a_long_prompt_in_chunks() -> None:

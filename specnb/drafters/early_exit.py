@@ -23,6 +23,7 @@ from specnb.decoding.lm.cached_lm import CachedLM
 from specnb.decoding.lm.create import create_lm
 from specnb.decoding.lm.model_inputs import CacheSize, PreparedInputs
 from specnb.decoding.lm.rowwise_lm import RowwiseLM
+from specnb.decoding.lm.snapshots import Snapshots, has_states
 from specnb.runtime.module_view import Capture, Inject, Skip, layers_path, module_view
 
 _CHECKED: WeakKeyDictionary[PreTrainedModel, set[int]] = WeakKeyDictionary()  # exit layers that passed `check_split`
@@ -31,7 +32,8 @@ _CHECKED: WeakKeyDictionary[PreTrainedModel, set[int]] = WeakKeyDictionary()  # 
 class LowerLayers(CachedLM):
     """The target up to layer `exit_layer`, then its final norm and head.
 
-    It keeps the hidden states of its last layer until `pop_states` or `clear_states`.
+    It keeps the hidden states of its last layer from where the layers above last began: with running states they may
+    have to go back there.
     """
 
     def __init__(
@@ -50,29 +52,32 @@ class LowerLayers(CachedLM):
         out = super()._forward(rows, new_tokens, starts, num_logits)
         for r, row in enumerate(rows):
             new = self.last.value[r, : len(new_tokens[r])]
-            start, old = self._states.get(row.index, (starts[r], new[:0]))
-            self._states[row.index] = start, torch.cat([old[: starts[r] - start], new])
+            first, old = self._states.get(row.index, (starts[r], new[:0]))
+            first = min(first, starts[r])
+            self._states[row.index] = first, torch.cat([old[: starts[r] - first], new])
         return out
 
     def clear_states(self) -> None:
         """Drop states that are not needed, of drafts that were cut to nothing."""
         self._states.clear()
 
-    def pop_states(self, rows: Sequence[Row], starts: Sequence[int], width: int) -> Tensor:
+    def take_states(self, rows: Sequence[Row], starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
         """Take the kept hidden states.
 
         Args:
             starts: the first position of each row.
-            width: number of positions; shorter rows are padded at the end.
+            lengths: number of positions of each row; shorter rows are padded at the end.
 
         Returns:
-            `[rows, width, size]`.
+            `[rows, max(lengths), size]`.
         """
-        parts = [
-            self._states[row.index][1][s - self._states[row.index][0] :] for row, s in zip(rows, starts, strict=True)
-        ]
-        self._states.clear()
-        return torch.stack([torch.nn.functional.pad(p, (0, 0, 0, width - len(p))) for p in parts])
+        parts, width = [], max(lengths)
+        for row, start, n in zip(rows, starts, lengths, strict=True):
+            first, states = self._states[row.index]
+            kept = states[start - first :]
+            self._states[row.index] = start, kept
+            parts.append(torch.nn.functional.pad(kept[:n], (0, 0, 0, width - n)))
+        return torch.stack(parts)
 
 
 class EarlyExitTarget(CachedLM):
@@ -96,8 +101,6 @@ class EarlyExitTarget(CachedLM):
         exit_layer: int,
     ) -> None:
         super().__init__(model, rows, size, prepared, options)
-        if self.kv_cache.state_layers:  # both halves would have to go back to the same token
-            raise SplitMismatch("its layers have running states")
         self._graphs = None  # CUDA graphs would not capture the states passed between the two parts
         original, model = model, self.model
         path = layers_path(model)
@@ -113,15 +116,31 @@ class EarlyExitTarget(CachedLM):
         self._full = model
         self.lower = LowerLayers(model, rows, size, replace(prepared, past=None), exit_layer)
         self.lower.kv_cache = self.kv_cache
+        self.lower._cached = dict(self._cached)
+        self._split_snapshots(exit_layer)
         if exit_layer not in _CHECKED.setdefault(original, set()):
             check_split(model, self.lower.model, self.lower.last, self._upper, self._inject, self.device)
             _CHECKED[original].add(exit_layer)
+
+    def _split_snapshots(self, exit_layer: int) -> None:
+        """Give each part snapshots of its own layers: a draft takes the lower ones further than the others."""
+        if self._snapshots is None:
+            return
+        layers, held = self.kv_cache.layers, self._snapshots.length
+        lower, upper = (list(filter(has_states, part)) for part in (layers[:exit_layer], layers[exit_layer:]))
+        self.lower._snapshots = Snapshots(lower, held) if lower else None
+        self._snapshots = Snapshots(upper, held) if upper else None
+
+    @property
+    def state_snapshot_bytes(self) -> int:
+        """Memory of the copies of running states, of both parts."""
+        return super().state_snapshot_bytes + self.lower.state_snapshot_bytes
 
     def logits(
         self, rows: Sequence[Row], draft_tokens: Sequence[Sequence[int]], num_logits: Sequence[int]
     ) -> list[Tensor]:
         """The rows' logits, see `LM.logits`; lower layers that have run are not run again."""
-        if any(draft_tokens):
+        if any(draft_tokens) or (self.kv_cache.state_layers and not self.is_first_pass):
             self.lower.advance(rows, draft_tokens)
             self.model = self._upper
         else:
@@ -136,8 +155,14 @@ class EarlyExitTarget(CachedLM):
         self, rows: Sequence[Row], new_tokens: Sequence[Sequence[int]], starts: list[int], num_logits: int
     ) -> Tensor:
         if self.model is self._upper:
-            self._inject.value = self.lower.pop_states(rows, starts, max(map(len, new_tokens)))
+            self._inject.value = self.lower.take_states(rows, starts, list(map(len, new_tokens)))
         return super()._forward(rows, new_tokens, starts, num_logits)
+
+    def _replay_to_end(self, row: Row) -> bool:
+        """Bring the running states of both parts to all tokens of the row but the last."""
+        lower = self.lower._replay_to_end(row)
+        self.model = self._upper
+        return super()._replay_to_end(row) or lower
 
 
 class SplitMismatch(ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -80,15 +81,20 @@ class LM:
         """Memory of the copies of running states."""
         return 0 if self._snapshots is None else self._snapshots.nbytes
 
-    @property
+    @cached_property
     def limit(self) -> int | None:
         """Number of positions that the model was made for; None if positions have no end."""
         return max_positions(self.config)
 
-    @property
+    @cached_property
     def hard_limit(self) -> bool:
         """Whether there are no positions past the limit, as with learned position embeddings."""
         return has_learned_positions(self.config)
+
+    @cached_property
+    def _rope_varies(self) -> bool:
+        """Whether the rotary embedding depends on the length of the text."""
+        return draft_limit(self.config, 0) is not None
 
     def max_draft_tokens(self, length: int) -> int | None:
         """The most tokens that can be drafted after `length` tokens without changing their logits; None for any number.
@@ -96,7 +102,7 @@ class LM:
         The limit is the end of the positions, or a rotary embedding that changes with the length.
         """
         free = None if self.limit is None else max(0, self.limit - length)
-        rope = draft_limit(self.config, length)
+        rope = draft_limit(self.config, length) if self._rope_varies else None
         return free if rope is None else rope if free is None else min(free, rope)
 
     def logits(

@@ -102,8 +102,8 @@ def check_activations(model: PreTrainedModel) -> None:
     """Raise Unsupported for layers in which a token's result depends on the other tokens of the pass."""
     for name, module in model.named_modules():
         weight = vars(module).get("_parameters", {}).get("weight")
-        kinds = (type(module).__module__, type(weight).__name__, type(getattr(weight, "data", None)).__name__)
-        if any(kind.startswith(dynamic) for kind in kinds for dynamic in _DYNAMIC_QUANTIZATION):
+        inner = Tensor if type(weight) is nn.Parameter else type(getattr(weight, "data", None))
+        if _quantizes_blocks(type(module).__module__, type(weight).__name__, inner.__name__):
             raise Unsupported(
                 f"{name} ({type(module).__name__}, dynamic quantisation) scales all tokens of a pass together, so a "
                 "token computed in a block is another one than computed alone. Use the model as it was before "
@@ -192,6 +192,12 @@ def _make_row(index: int, ids: Sequence[int]) -> Row:
     return Row(index, list(ids), TOKENS, torch.Generator(), Processors(), Constant(0))
 
 
+@cache
+def _quantizes_blocks(*names: str) -> bool:
+    """Whether a module of these names quantizes activations with one scale for all tokens of a pass."""
+    return any(name.startswith(dynamic) for name in names for dynamic in _DYNAMIC_QUANTIZATION)
+
+
 # ---- models that need no check
 @cache
 def tested_families() -> dict[str, Any]:
@@ -219,10 +225,14 @@ def is_tested(model: PreTrainedModel, image: bool) -> bool:
 
 def _is_unmodified(module: nn.Module) -> bool:
     """Whether a module is of a class of torch or transformers, with that class's forward and plain parameters."""
-    if forward_replaced(module):
-        return False
-    if not type(module).__module__.startswith(_KNOWN_MODULES):
+    if forward_replaced(module) or not _is_known(type(module).__module__):
         return False
     return all(
         type(parameter) is nn.Parameter for parameter in vars(module)["_parameters"].values() if parameter is not None
     )
+
+
+@cache
+def _is_known(name: str) -> bool:
+    """Whether a Python module belongs to torch or transformers."""
+    return name.startswith(_KNOWN_MODULES)

@@ -92,7 +92,7 @@ class CachedLM(LM):
         self, rows: Sequence[Row], new_tokens: Sequence[Sequence[int]], starts: list[int], num_logits: int
     ) -> Tensor:
         self.kv_cache.write_positions.set(list(starts))
-        self.is_first_pass |= self._snapshots is not None and not any(starts)  # back at the start, images count again
+        self.is_first_pass |= bool(self.kv_cache.state_layers) and not any(starts)  # an image is fed again, too
         self._rows = [row.index for row in rows]
         eager = partial(self._run_eager, new_tokens, starts, num_logits)
         out = self._graphs.run(new_tokens, starts, eager, self._run_block) if self._graphs and num_logits else eager()

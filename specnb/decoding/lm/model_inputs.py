@@ -25,6 +25,8 @@ _GEMMA = ("gemma3", "gemma3n", "gemma4", "gemma4_unified")
 _FIRST_PASS_TOKEN_TYPES = (*_GEMMA, *(f"{name}_text" for name in _GEMMA))
 # Their preparation only differs in that it drops the cache when a text outgrows `original_max_position_embeddings`.
 _DROPS_CACHE = ("phi3", "phimoe", "phi4_multimodal")
+# Their preparation only says which logits to keep.
+_STANDARD_PREPARATION = ("bamba", "falcon_h1", "nemotron_h", "zamba", "zamba2")
 # Their cache holds more than a slot per token (image states, slots of a prompt, a slot per loop), or states elsewhere.
 _CUSTOM_CACHE = ("cpmant", "dory", "git", "minimax", "recurrent_gemma")
 
@@ -148,7 +150,8 @@ def custom_preparation(model: PreTrainedModel, max_length: int | None = None) ->
     for name in (compat.PREPARE, compat.UPDATE):
         method = compat.own_method(model, name)
         in_transformers = method is not None and method.__module__.startswith("transformers.models.")
-        known = method is None or (in_transformers and (has_first_pass_token_types(model) or short))
+        standard = config.model_type in _STANDARD_PREPARATION or has_first_pass_token_types(model) or short
+        known = method is None or (in_transformers and standard)
         if name in vars(model) or not known:
             return name
     return None
