@@ -82,6 +82,46 @@ def step3p7() -> PreTrainedModel:
     return transformers.Step3p7ForConditionalGeneration(config)
 
 
+HYBRID = {"layer_types": ["linear_attention", "linear_attention", "full_attention"]}
+LINEAR = dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8) | dict.fromkeys(
+    ("linear_num_key_heads", "linear_num_value_heads"), 2
+)
+
+
+def qwen3_5() -> PreTrainedModel:
+    config = known("qwen3_5_text")(**SHAPE, **HYBRID, **LINEAR, mtp_num_hidden_layers=1)
+    return transformers.Qwen3_5ForCausalLM(config)
+
+
+def qwen3_5_vision() -> PreTrainedModel:
+    """As released: with a vision tower, the text model one level down."""
+    text = {**SHAPE, **HYBRID, **LINEAR, "mtp_num_hidden_layers": 1}
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 32}
+    return transformers.Qwen3_5ForConditionalGeneration(known("qwen3_5")(text_config=text, vision_config=vision))
+
+
+def qwen3_5_moe() -> PreTrainedModel:
+    experts = {"num_experts": 4, "shared_expert_intermediate_size": 16}
+    config = known("qwen3_5_moe_text")(**SHAPE, **HYBRID, **LINEAR, **experts, mtp_num_hidden_layers=1)
+    return transformers.Qwen3_5MoeForCausalLM(config)
+
+
+def qwen3_next() -> PreTrainedModel:
+    """Its config does not say that its checkpoint has an MTP layer."""
+    experts = {"num_experts": 4, "shared_expert_intermediate_size": 16}
+    return transformers.Qwen3NextForCausalLM(known("qwen3_next")(**SHAPE, **HYBRID, **LINEAR, **experts))
+
+
+def bailing_hybrid() -> PreTrainedModel:
+    """Its MTP layer is one of attention, as the names of its tensors say."""
+    shape = {k: v for k, v in SHAPE.items() if k != "head_dim"} | {"head_dim": 8, "first_k_dense_replace": 1}
+    shape["num_key_value_heads"] = shape["num_attention_heads"]
+    latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    config = known("bailing_hybrid")(**shape, **latent, **HYBRID, n_routed_experts=4, n_group=1, topk_group=1)
+    return transformers.BailingHybridForCausalLM(config)
+
+
 def mellum_names(name: str) -> str:
     """`mtp.fc`, `mtp.pre_fc_norm_*` and `mtp.norm` beside the block `mtp.layers.0`."""
     parts = {
@@ -98,6 +138,11 @@ def mellum_names(name: str) -> str:
 
 FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], Callable[[str], str], int]] = {
     "mellum": (mellum, mellum_names, 1),
+    "qwen3_5": (qwen3_5, mellum_names, 1),
+    "qwen3_5_vision": (qwen3_5_vision, mellum_names, 1),
+    "qwen3_5_moe": (qwen3_5_moe, mellum_names, 1),
+    "qwen3_next": (qwen3_next, mellum_names, 1),
+    "bailing_hybrid": (bailing_hybrid, lambda name: f"model.{name}", 1),
     "step3p7": (step3p7, lambda name: f"model.{name}", 2),
 }
 
@@ -128,7 +173,8 @@ def checkpoint(family: str, folder: Path) -> PreTrainedModel:
                 more[f"layers.{3 + j}.{part}.weight"] = 0.8 + 0.4 * torch.rand(32)
         save_file(saved | {named(name): value.contiguous() for name, value in more.items()}, file, {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    assert "num_nextn_predict_layers" in json.dumps(config) or "num_mtp_layers" in json.dumps(config)
+    declared = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+    assert any(name in json.dumps(config) for name in declared) or family == "qwen3_next"
     return loaded(model, folder)
 
 

@@ -24,7 +24,7 @@ from specnb.drafters.mtp_layers import MtpLayers
 from specnb.drafters.prompt_lookup import PromptLookup
 from specnb.drafters.universal import Universal, retokenize_rows
 from specnb.models.gemma4 import is_gemma4_assistant
-from specnb.models.mtp import load_mtp, num_mtp_layers
+from specnb.models.mtp import load_mtp, mtp_config, num_mtp_layers
 from specnb.models.pair import check_pair
 from specnb.options import Method
 from specnb.text import text_tokenizer
@@ -165,7 +165,8 @@ def check_method(method: str, model: PreTrainedModel) -> None:
     """
     if method != "mtp_layers":
         return
-    layers = standard_cache_layers(model.config)
+    config = mtp_config(model)
+    layers = standard_cache_layers(config) if config else ()
     states = {type(layer).__name__ for layer in layers if has_states(layer)}
     kinds = sorted({*unsupported_cache_layers(model.config).values()} | states)
     if kinds:

@@ -81,7 +81,8 @@ class MtpLayers:
         start, new = self.target.hidden_states[row.index]
         new = new[: len(row.ids) - 1 - start].to(self.device)
         first, old = self._states.get(row.index, (start, new[:0]))
-        self._states[row.index] = first, torch.cat([old[: start - first], new])
+        repeated = max(0, first - start)  # settled slots that the target computed again, for its running states
+        self._states[row.index] = first, torch.cat([old[: max(0, start - first)], new[repeated:]])
 
     def _settle(self, rows: Sequence[Row]) -> None:
         """Drop the states of slots in which no layer has read a drafted token."""

@@ -152,9 +152,7 @@ def _load_mtp_layers(target: Any) -> None:
     """Read the target's MTP layers, if it has any. Missing tensors only raise an error when the method is used."""
     from specnb.models.mtp import load_mtp, missing_tensors, num_mtp_layers
 
-    count = num_mtp_layers(target)
-    first = target.config.get_text_config(decoder=True).num_hidden_layers
-    if count and not missing_tensors(target.config.name_or_path, first, count):
+    if num_mtp_layers(target) and not missing_tensors(target):
         with contextlib.suppress(ValueError):
             load_mtp(target)
 

@@ -1,9 +1,15 @@
-"""The multi-token-prediction (MTP) layers of a checkpoint: declared by the config, read once, kept with the model."""
+"""The multi-token-prediction (MTP) layers of a checkpoint: found by its config, read once, kept with the model.
+
+They are stored in one of two ways: as decoder layers after the model's own (`model.layers.{num_hidden_layers + i}.`, as
+GLM-4.5 and DeepSeek-V3 do), or beside the model (`mtp.layers.{i}.`, as Qwen3-Next, Qwen3.5 and Mellum do).
+"""
 
 from __future__ import annotations
 
 import copy
 import json
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from textwrap import shorten
 from weakref import WeakKeyDictionary
@@ -13,22 +19,52 @@ import transformers
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from safetensors import safe_open
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 from specnb import compat
 from specnb.models.lock import LOADING
-from specnb.runtime.module_view import module_view
+from specnb.runtime.module_view import layers_path, module_view
 
 _MAX_LISTED = 8  # missing tensors that a message lists
 _MTP_TENSORS = {"enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight"}
 """The tensors of an MTP layer, beside those of a decoder layer."""
+_BESIDE = {"fc.weight", "pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight", "norm.weight"}
+"""The same where they are stored beside the model, after `mtp.`."""
+COUNTS = ("num_mtp_layers", "mtp_num_hidden_layers", "num_nextn_predict_layers")
+"""Names under which configs declare the number of MTP layers."""
 _LOADED: WeakKeyDictionary[PreTrainedModel, MtpModel] = WeakKeyDictionary()
+_STORED: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
 
 
 def num_mtp_layers(model: PreTrainedModel) -> int:
-    """The number of MTP layers that the model's config declares."""
-    return getattr(model.config.get_text_config(decoder=True), "num_mtp_layers", None) or 0
+    """The number of MTP layers of the model's checkpoint.
+
+    The config declares it. Qwen3-Next's does not: there the checkpoint's files are looked at, once.
+    """
+    text = model.config.get_text_config(decoder=True)
+    declared = [count for name in COUNTS if (count := getattr(text, name, None)) is not None]
+    if declared or not stored_beside(model):
+        return int(next(iter(declared), 0))
+    if model not in _STORED:
+        names = _tensor_names(model.config.name_or_path)
+        _STORED[model] = len({found[1] for name in names if (found := re.match(r"mtp\.layers\.(\d+)\.", name))})
+    return _STORED[model]
+
+
+def stored_beside(model: PreTrainedModel) -> bool:
+    """Whether checkpoints of the model's class have MTP layers beside the model, as `mtp.*`."""
+    return any("^mtp" in pattern for pattern in compat.ignored_keys(model))
+
+
+def mtp_config(model: PreTrainedModel) -> PreTrainedConfig | None:
+    """The config of the model's MTP layers; None if it has none, or if transformers can make none."""
+    if not num_mtp_layers(model):
+        return None
+    try:
+        return _with_mtp_config(model).config.get_mtp_config()
+    except ValueError:
+        return None
 
 
 def load_mtp(model: PreTrainedModel) -> MtpModel:
@@ -63,32 +99,32 @@ def _load(model: PreTrainedModel) -> MtpModel:
             f"num_nextn_predict_layers = {num_mtp_layers(model)}. Use a checkpoint that has them (GLM-4.5, "
             "DeepSeek-V3, ...) or another method."
         )
-    first, count = _num_layers(model), num_mtp_layers(model)
-    expected = ", ".join(f"layers.{first + i}.*" for i in range(count))
+    expected = ", ".join(f"{layer}.*" for layer in _layer_names(model))
     if not where:
         raise ValueError(
             f"{name} was not loaded from a checkpoint, so there is nowhere to read its MTP tensors ({expected}) from. "
             "Load it with from_pretrained()."
         )
     _check_loadable(model)
+    seen = _with_mtp_config(model)
     try:
-        model.config.get_mtp_config()
+        seen.config.get_mtp_config()
     except ValueError as error:
         raise ValueError(
             f"transformers {transformers.__version__} cannot make MTP layers for {name} ({error}). A newer version "
             "may; or use another method."
         ) from error
     try:
-        mtp = MtpModel.from_pretrained(_with_mtp_config(model), device_map={"": _last_device(model)})
+        mtp = MtpModel.from_pretrained(seen, device_map={"": _last_device(model)})
     except Exception as error:
-        missing = missing_tensors(where, first, count)
+        missing = missing_tensors(model)
         named = ", ".join(missing[:_MAX_LISTED]) + (
             f" and {len(missing) - _MAX_LISTED} more" if len(missing) > _MAX_LISTED else ""
         )
         what = f"it lacks {named}" if missing else shorten(str(error), 300)
         raise ValueError(
-            f"the MTP layers of {where} could not be loaded: {what}. Needed are tensors {expected} (enorm, hnorm, "
-            "eh_proj, shared_head.norm and a decoder block each). Some re-uploads and save_pretrained() drop them; get "
+            f"the MTP layers of {where} could not be loaded: {what}. Needed are tensors {expected} (a decoder "
+            f"block each) and {_own_names(model)}. Some re-uploads and save_pretrained() drop them; get "
             "the original checkpoint."
         ) from error
     mtp.layers.eval().to(model.dtype)  # only the layers: embedding and head are the model's own
@@ -96,30 +132,56 @@ def _load(model: PreTrainedModel) -> MtpModel:
     return mtp
 
 
-def missing_tensors(checkpoint: str, first: int, count: int) -> list[str]:
-    """Names of the tensors that a checkpoint lacks for its MTP layers.
+def missing_tensors(model: PreTrainedModel) -> list[str]:
+    """Names of the tensors that a model's checkpoint lacks for its MTP layers.
 
-    An MTP layer has the tensors of a decoder layer, so the last decoder layer shows what is expected.
-
-    Args:
-        checkpoint: a folder, or a hub id.
-        first: number of the first MTP layer.
-        count: number of MTP layers.
+    An MTP layer has the tensors of a decoder layer, so one of the model's own shows what is expected.
 
     Returns:
         The names; `layers.N.*` for a layer that is missing as a whole. Empty if the checkpoint's files are not on this
         machine, or have other names.
     """
-    names = {name.split("layers.", 1)[-1]: name for name in _tensor_names(checkpoint)}
-    block = {name.removeprefix(f"{first - 1}.") for name in names if name.startswith(f"{first - 1}.")}
-    head = next((full.split("layers.")[0] for name, full in names.items() if name.startswith(f"{first - 1}.")), "")
-    missing = []
-    for layer in range(first, first + count) if block else ():
-        there = {name.removeprefix(f"{layer}.") for name in names if name.startswith(f"{layer}.")}
+    names = _tensor_names(model.config.name_or_path)
+    beside, layers = stored_beside(model), _layer_names(model)
+    blocks = _blocks(names)
+    like = _like(model, blocks, layers[0])
+    block = blocks.get(like, set())
+    head = "" if beside else next((name.split(f"{like}.")[0] for name in names if f"{like}." in name), "")
+    missing = [f"mtp.{name}" for name in sorted(_BESIDE) if beside and names and f"mtp.{name}" not in names]
+    for layer in layers if block else ():
+        there = blocks.get(layer, set())
         fused = any(name.endswith("experts.gate_up_proj") for name in there)  # as save_pair writes them
-        lacks = sorted(name for name in (block | _MTP_TENSORS) - there if not (fused and ".experts." in name))
-        missing += [f"{head}layers.{layer}.{name}" for name in lacks] if there else [f"{head}layers.{layer}.*"]
+        wanted = block if beside else block | _MTP_TENSORS
+        lacks = sorted(name for name in wanted - there if not (fused and ".experts." in f".{name}"))
+        missing += [f"{head}{layer}.{name}" for name in lacks] if there else [f"{head}{layer}.*"]
     return missing
+
+
+def _layer_names(model: PreTrainedModel) -> list[str]:
+    """The MTP layers' names in a checkpoint, without what comes before `layers.` or `mtp.`."""
+    base, first = ("mtp.layers", 0) if stored_beside(model) else ("layers", _num_layers(model))
+    return [f"{base}.{first + i}" for i in range(num_mtp_layers(model))]
+
+
+def _own_names(model: PreTrainedModel) -> str:
+    names = _BESIDE if stored_beside(model) else _MTP_TENSORS
+    return ", ".join(sorted(name.removesuffix(".weight") for name in names))
+
+
+def _blocks(names: Iterable[str]) -> dict[str, set[str]]:
+    """The tensors of each layer, by the layer's name."""
+    blocks: dict[str, set[str]] = {}
+    for name in names:
+        if found := re.search(r"(?:^|\.)((?:mtp\.)?layers\.\d+)\.(.+)", name):
+            blocks.setdefault(found[1], set()).add(found[2])
+    return blocks
+
+
+def _like(model: PreTrainedModel, blocks: Mapping[str, set[str]], layer: str) -> str:
+    """The name of the model's own layer whose tensors are most like those of an MTP layer; the last of several."""
+    there = blocks.get(layer)
+    own = [f"layers.{i}" for i in reversed(range(_num_layers(model)))]
+    return own[0] if there is None else max(own, key=lambda name: len(blocks.get(name, set()) & there))
 
 
 def _tensor_names(checkpoint: str) -> list[str]:
@@ -157,7 +219,19 @@ def _with_mtp_config(model: PreTrainedModel) -> PreTrainedModel:
     text = seen.config.get_text_config(decoder=True)
     if hasattr(text, "first_k_dense_replace"):
         text.first_k_dense_replace = 0  # MTP layers are never dense, as the first layers are
-    return seen
+    text.num_mtp_layers = num_mtp_layers(model)
+    if getattr(text, "layer_types", None) is None or getattr(text, "mtp_layer_types", None) is not None:
+        return seen
+    blocks = _blocks(_tensor_names(model.config.name_or_path))
+    like = [int(_like(model, blocks, name).split(".")[-1]) for name in _layer_names(model)]
+    for kinds in ("layer_types", "mlp_layer_types"):
+        if getattr(text, kinds, None) is not None:
+            setattr(text, f"mtp_{kinds}", [getattr(text, kinds)[i] for i in like])
+    path = layers_path(model)  # transformers makes the layers of the class of the last one, and takes a norm from it
+    last = module_view(model, {f"{path}.{_num_layers(model) - 1}": model.get_submodule(f"{path}.{like[0]}")})
+    last.config = seen.config
+    compat.set_ignored_keys(last, compat.ignored_keys(seen))
+    return last
 
 
 def _num_layers(model: PreTrainedModel) -> int:

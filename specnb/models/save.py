@@ -51,13 +51,26 @@ def save_pair(pair: Pair, folder: str | os.PathLike[str]) -> None:
 
 def mtp_tensors(model: Any, mtp: Any) -> dict[str, Any]:
     """The tensors of loaded MTP layers, under their names in a checkpoint."""
-    depth = model.config.get_text_config(decoder=True).num_hidden_layers
+    from specnb.models.mtp import stored_beside
+
+    depth, beside = model.config.get_text_config(decoder=True).num_hidden_layers, stored_beside(model)
     named = {}
     for name, tensor in mtp.layers.state_dict().items():
         layer, rest = name.split(".", 1)
-        rest = rest.removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.", 1)
-        named[f"model.layers.{depth + int(layer)}.{rest}"] = tensor.detach().cpu().contiguous()
+        if rest.startswith("mtp_block."):
+            rest = rest.removeprefix("mtp_block.")
+            stored = f"mtp.layers.{layer}.{rest}" if beside else f"model.layers.{depth + int(layer)}.{rest}"
+        elif beside:
+            own, kind = rest.split(".", 1)
+            stored = f"mtp.{_BESIDE[own]}.{kind}"
+        else:
+            stored = f"model.layers.{depth + int(layer)}.{rest.replace('post_norm.', 'shared_head.norm.', 1)}"
+        named[stored] = tensor.detach().cpu().contiguous()
     return named
+
+
+_BESIDE = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "post_norm": "norm"}
+"""Names of an MTP layer's own parts where it is stored beside the model."""
 
 
 def _save(model: Any, tokenizer: Any, place: Path) -> None:

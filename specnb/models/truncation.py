@@ -75,6 +75,8 @@ def _truncated_config(config: Any, layers: int) -> Any:
 
     The copy is edited and not built anew, since a new config might choose another kind of layer for its last one.
     """
+    from specnb.models.mtp import COUNTS
+
     config = copy.deepcopy(config)
     text = config.get_text_config(decoder=True)
     total = text.num_hidden_layers
@@ -84,8 +86,9 @@ def _truncated_config(config: Any, layers: int) -> Any:
     shared = getattr(text, "num_kv_shared_layers", None)
     if shared:  # the last layers reuse the keys and values of earlier ones
         text.num_kv_shared_layers = max(0, layers - (total - shared))
-    if getattr(text, "num_mtp_layers", None):  # MTP layers need the hidden state after all layers
-        text.num_mtp_layers = 0
+    for name in COUNTS:
+        if getattr(text, name, None):  # MTP layers need the hidden state after all layers
+            setattr(text, name, 0)
     text.num_hidden_layers = layers
     if vars(text).get("decoder_layers") == total:  # in BART-like models, num_hidden_layers is the encoder's
         text.decoder_layers = layers
