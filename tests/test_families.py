@@ -11,7 +11,7 @@ import pytest
 import transformers
 from families import report
 from families.build import CAUSAL, IMAGE_TEXT, build, families
-from families.cells import CRASH, EQUAL, REFUSED, WRONG, judge
+from families.cells import CRASH, EQUAL, REFUSED, UNSTEADY, WRONG, judge
 from families.run import IMAGES, KINDS, isolated
 
 import specnb
@@ -65,6 +65,9 @@ def test_verdicts() -> None:
 
     assert judge(lambda steps: [[1, 2]], [[1, 3]], [[1, 2]]).verdict == EQUAL
     assert judge(lambda steps: [[1, 2]], [[1, 3]]).verdict == WRONG
+    for one_pass, verdict in (([1, 2, 5], UNSTEADY), ([1, 3, 5], WRONG), ([1, 2, 4], WRONG)):
+        whole = lambda row, text, one_pass=one_pass: one_pass  # noqa: E731
+        assert judge(lambda steps: [[1, 2, 5]], [[1, 3, 6]], whole=whole).verdict == verdict
     assert judge(foreign, [[1]]).verdict == CRASH
     assert judge(ours, [[1]]).verdict == REFUSED
 

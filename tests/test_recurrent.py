@@ -31,6 +31,7 @@ FAMILIES = [
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "mamba2", "falcon_h1", "bamba", "zamba2", "nemotron_h"),
     *("granitemoehybrid", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "lfm2", "lfm2_moe"),
     *("mamba", "falcon_mamba", "jamba", "zamba"),  # stepped token by token
+    *("deepseek_v4", "qwen4_exp_text", "minimax", "rwkv"),  # in a cache of their own
 ]
 IDS = range(3, 90)
 # Before 5.24 some keep their states elsewhere, and some do not take a block from a state: those are refused by name.

@@ -62,23 +62,28 @@ def target(folder: Path, steps: Sequence[int], layers: int = 1) -> dict[str, Any
     parameters = [*model.named_parameters(), *mtp.layers.named_parameters()]
 
     def loss(batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
-        out = model(batch.ids, attention_mask=batch.mask, use_cache=False, output_hidden_states=True)
-        main = cross_entropy(out.logits, batch)
-        state = out.hidden_states[-1]
-        total, parts = main, {"loss": float(main.detach())}
-        for depth in range(1, DEPTH + 1):
-            state = ahead(mtp, min(depth, layers) - 1, state, batch, depth)
-            logits = mtp._project_to_logits(state)
-            taught = cross_entropy(logits, batch, 1 + depth)
-            total = total + 0.3**depth * taught
-            goal, weights = out.logits[:, depth:-1], batch.weights[:, 1 + depth :]
-            parts[f"agreement_{depth}"] = agreement(logits[:, : goal.shape[1]], goal, weights)
-        return total, parts
+        return mtp_loss(model, mtp, batch)
 
     log = in_two_parts(folder.name, parameters, tokenizer, 6, loss, steps)
     save(model, tokenizer, folder)
     add_mtp(folder, mtp)
     return log
+
+
+def mtp_loss(model: Any, mtp: Any, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+    """The main loss and a share of that of each depth, and how often the MTP layers agree with the model."""
+    out = model(batch.ids, attention_mask=batch.mask, use_cache=False, output_hidden_states=True)
+    main = cross_entropy(out.logits, batch)
+    state = out.hidden_states[-1]
+    total, parts = main, {"loss": float(main.detach())}
+    for depth in range(1, DEPTH + 1):
+        state = ahead(mtp, min(depth, len(mtp.layers)) - 1, state, batch, depth)
+        logits = mtp._project_to_logits(state)
+        taught = cross_entropy(logits, batch, 1 + depth)
+        total = total + 0.3**depth * taught
+        goal, weights = out.logits[:, depth:-1], batch.weights[:, 1 + depth :]
+        parts[f"agreement_{depth}"] = agreement(logits[:, : goal.shape[1]], goal, weights)
+    return total, parts
 
 
 def mtp_layers(model: Any, count: int) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from tools.embedded_models import gemma4, glm4_moe, llama
+from tools.embedded_models import gemma4, glm4_moe, llama, qwen3_5
 
 HERE = Path(__file__).parent
 
@@ -27,6 +27,7 @@ RECIPES: dict[str, tuple[Callable[[Path, Sequence[int]], dict[str, Any]], tuple[
     "tiny-gemma4-assistant": (gemma4.assistant, (800,)),
     "tiny-glm4-moe": (glm4_moe.target, (1400, 2000)),
     "tiny-glm4-moe-mtp2": (partial(glm4_moe.target, layers=2), (1400, 2000)),
+    "tiny-qwen3-5": (qwen3_5.target, (1200, 1000)),
 }
 """For each model: the function that makes it and the steps of each part. A drafter comes after its target."""
 

@@ -26,7 +26,7 @@ from specnb.decoding.lm.model_inputs import (
 )
 from specnb.decoding.lm.prepared_lm import PreparedLM, prepare_arguments
 from specnb.decoding.lm.rowwise_lm import RowwiseLM
-from specnb.decoding.lm.snapshots import has_states
+from specnb.decoding.lm.snapshots import has_states, is_replaced
 from specnb.decoding.padding import align_position_ids
 
 _DRAFT_MARGIN = 64  # number of tokens that a draft may reach past a row's end
@@ -143,9 +143,14 @@ def check_rollback(model: PreTrainedModel, role: str) -> None:
 def has_running_states(model: PreTrainedModel) -> bool:
     """Whether the layers of the model's cache hold running states that can be copied, and no others of unknown kind."""
     parameters = forward_parameters(type(model))
+    if model.config.model_type == "rwkv":
+        return True
     if has_custom_cache(model) or compat.cache_keyword(parameters) not in parameters:
         return False
-    return any(map(has_states, standard_cache_layers(model.config))) and not unsupported_cache_layers(model.config)
+    layers = standard_cache_layers(model.config)
+    others = [layers[i] for i in unsupported_cache_layers(model.config)]
+    known = all(is_replaced(layer) or type(layer).__name__ == "DynamicIndexedLayer" for layer in others)
+    return known and any(has_states(layer) or is_replaced(layer) for layer in layers)
 
 
 def check_context_switch(model: PreTrainedModel) -> None:

@@ -22,7 +22,7 @@ from specnb import compat
 from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.lm.base import LM, LMOptions, model_device
 from specnb.decoding.lm.model_inputs import forward_parameters
-from specnb.decoding.lm.snapshots import Snapshots, has_states
+from specnb.decoding.lm.snapshots import Snapshots, StateList, has_states, is_replaced
 
 _MAX_STORED_ARGUMENTS = 64  # one entry per text length; more than a draft and a step need
 
@@ -56,6 +56,7 @@ class PreparedLM(LM):
         self._original_model = model
         self._extras, self._rolls_back = dict(extras or {}), rolls_back
         self._started = False
+        self._cacheless = False  # every pass reads the whole text, as with GPT-1
         self._min_length = 0  # the cache cannot be cropped further
         self._records_past = False
         self._fixed_layers: set[int] = set()  # cache layers that hold an image and do not grow with the text
@@ -77,7 +78,7 @@ class PreparedLM(LM):
         start, new = starts[0], list(new_tokens[0])
         if self._max_token_id is not None:
             new = [min(token, self._max_token_id) for token in new]
-        if self._started and not self._crop(start, len(rows[0].ids)):
+        if self._started and (self._cacheless or not self._crop(start, len(rows[0].ids))):
             start, new = 0, [*self._cached_ids[:start], *new]
         self._cached_ids = [*self._cached_ids[:start], *new]
         ids = torch.tensor([self._cached_ids], device=self.device)
@@ -86,7 +87,7 @@ class PreparedLM(LM):
         if self._cache is None:
             self._cache = arguments.get(name)
             self._start_recording(self._cache, start)
-        else:
+        elif not isinstance(self._cache, StateList):
             arguments = arguments | {name: self._cache}
         before = _layer_lengths(self._cache)
         with torch.no_grad():
@@ -101,7 +102,7 @@ class PreparedLM(LM):
         self._fixed_layers |= {i for i, n in enumerate(before) if n and i < len(after) and after[i] == n}
         if self._capture is not None:
             states, self._capture.value = self._capture.value.last_hidden_state, None
-            self._store_hidden_states(rows, [new], starts, num_logits, states)
+            self._store_hidden_states(rows, [new], [start], num_logits, states)
         logits: Tensor = out.logits
         if not num_logits:
             return logits
@@ -115,18 +116,16 @@ class PreparedLM(LM):
     def _store_outputs(self, out: Any) -> None:
         """Keep what the next pass needs from a pass's output."""
         cache = compat.cache_among(out)
+        if isinstance(states := getattr(out, "state", None), list):
+            cache = (self._cache or StateList()).hold(states)
         self._last_outputs = (
             type(out)({k: v for k, v in out.items() if k not in ("logits", *compat.CACHE_NAMES)}) if out else out
         )
-        if self._rolls_back and cache is None:
-            raise Unsupported(
-                f"{type(self.model).__name__} keeps no key/value cache, so a rejected draft cannot be taken back; "
-                "use method='plain'."
-            )
-        if cache is not self._cache:
+        self._cacheless = cache is None
+        if cache is not None and cache is not self._cache:
             self._start_recording(cache, len(self._cached_ids))
         self._cache = cache
-        layers = [layer for layer in getattr(cache, "layers", ()) if not has_states(layer)]
+        layers = [layer for layer in getattr(cache, "layers", ()) if not (has_states(layer) or is_replaced(layer))]
         fixed = [layer for layer in layers if not getattr(layer, "is_croppable", True)]
         kinds = sorted({type(layer).__name__ for layer in fixed if _is_filled(layer)})
         if self._rolls_back and kinds:
@@ -144,13 +143,13 @@ class PreparedLM(LM):
                 f"{type(self.model).__name__} has sliding windows and prepares its own inputs. To roll this back "
                 f"takes a newer transformers than {transformers.__version__}: update it, or use method='plain'."
             )
+        if self._rolls_back and self._snapshots is None:
+            self._snapshots = Snapshots.of_cache(cache, length)
         if self._rolls_back and hasattr(cache, "activate_past_recording"):
-            states = [layer for layer in cache.layers if has_states(layer)]
-            if states and self._snapshots is None:
-                self._snapshots = Snapshots(states, length)
             for layer in cache.layers:
-                slides = getattr(layer, "is_sliding", False)
-                if hasattr(layer, "activate_past_recording") and (slides or not has_states(layer)):
+                slides = getattr(layer, "is_sliding", False) and not is_replaced(layer)
+                known = has_states(layer) or is_replaced(layer)
+                if hasattr(layer, "activate_past_recording") and (slides or not known):
                     layer.activate_past_recording()
                     self._records_past = True
 
@@ -200,7 +199,7 @@ class PreparedLM(LM):
         is_ahead = self._rolls_back and self._cache is not None and len(self._cached_ids) >= len(row.ids)
         if is_ahead and not self._replay_to_end(row):
             self._crop(len(row.ids) - 1, len(row.ids))
-        return self._cache
+        return None if isinstance(self._cache, StateList) else self._cache
 
 
 def prepare_arguments(model: PreTrainedModel, ids: Sequence[int], past: Any = None, **extras: Any) -> dict[str, Any]:
@@ -249,7 +248,9 @@ def cached_length(cache: Any) -> int:
 
 
 def _crop_keys(layer: Any, change: int) -> None:
-    """Crop a layer of the cache by `-change` tokens; its running states are rolled back by `Snapshots`."""
+    """Crop a layer of the cache by `-change` tokens; `Snapshots` roll back running states, and layers as a whole."""
+    if is_replaced(layer):
+        return
     if not has_states(layer):
         layer.crop(change)
     elif isinstance(layer, DynamicSlidingWindowLayer):

@@ -6,11 +6,15 @@ pass feeds the accepted tokens together with the new draft: no extra pass is nee
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 from transformers.cache_utils import LinearAttentionLayer
+
+_REPLACED = ("DeepseekV4CSACache", "DeepseekV4HCACache")
+"""Classes of cache layers that no pass writes into: each makes new tensors, so that the old ones need no copy."""
 
 MAX_REPLAY = 16
 """The most accepted tokens that a pass feeds again beside a new draft; more are fed in a pass of their own."""
@@ -21,18 +25,54 @@ def has_states(layer: Any) -> bool:
     return isinstance(layer, LinearAttentionLayer)
 
 
+def is_replaced(layer: Any) -> bool:
+    """Whether passes replace all tensors of a cache layer, so that it can be kept and put back as a whole."""
+    return type(layer).__name__ in _REPLACED
+
+
+class StateList:
+    """The running states that RWKV returns beside its logits, in place of a cache. Its passes write into them."""
+
+    layers = ()
+
+    def __init__(self) -> None:
+        self.conv_states: dict[int, Tensor] = {}
+        self.recurrent_states: dict[int, Tensor] = {}
+
+    def hold(self, states: Sequence[Tensor]) -> StateList:
+        """Hold the states of the last pass."""
+        self.recurrent_states = dict(enumerate(states))
+        return self
+
+
 class Snapshots:
     """The running states in the cache of one row, and a copy of them to roll back to.
 
     Args:
         layers: the cache layers that hold states.
         length: number of tokens that the states have seen.
+        replaced: objects with attributes whose tensors are replaced by each pass: references to them are kept.
     """
 
-    def __init__(self, layers: Sequence[Any], length: int = 0) -> None:
-        self.layers, self.length = layers, length
+    def __init__(
+        self, layers: Sequence[Any], length: int = 0, replaced: Sequence[tuple[Any, Sequence[str]]] = ()
+    ) -> None:
+        self.layers, self.length, self._replaced = layers, length, replaced
         self._saved_length = 0  # 0: there is no copy
         self._saved: dict[tuple[int, str, int], Tensor] = {}
+        self._kept: list[dict[str, Any]] = []
+
+    @classmethod
+    def of_cache(cls, cache: Any, length: int) -> Snapshots | None:
+        """Those of a transformers cache that has seen `length` tokens; None if it has no running states."""
+        layers = getattr(cache, "layers", ())
+        replaced: list[tuple[Any, Sequence[str]]] = [
+            (layer, list(vars(layer))) for layer in layers if is_replaced(layer)
+        ]
+        if hasattr(cache, "linear_cache"):  # MiniMax's
+            replaced.append((cache, ["linear_cache"]))
+        states = [cache] if isinstance(cache, StateList) else [layer for layer in layers if has_states(layer)]
+        return cls(states, length, replaced) if states or replaced else None
 
     @property
     def nbytes(self) -> int:
@@ -49,6 +89,7 @@ class Snapshots:
                 self._saved[key] = state.clone()
             else:
                 kept.copy_(state)
+        self._kept = [{name: copy.copy(getattr(one, name)) for name in names} for one, names in self._replaced]
         self._saved_length = self.length
 
     def roll_back(self, length: int) -> int:
@@ -68,8 +109,11 @@ class Snapshots:
                     state.copy_(kept)
                 else:  # a layer that records its past
                     getattr(self.layers[n], name)[i] = kept.clone()
+            for (one, _), attributes in zip(self._replaced, self._kept, strict=True):
+                for name, value in attributes.items():
+                    setattr(one, name, copy.copy(value))
         else:
-            for layer in self.layers:
+            for layer in filter(has_states, self.layers):
                 LinearAttentionLayer.reset(layer)
         self.length = self._saved_length
         return self.length
