@@ -127,6 +127,48 @@ def families() -> str:
     return table(("", *columns), ((name, *(str(found[kind][c]) for c in columns)) for kind, name in kinds.items()))
 
 
+RECURRENT = {
+    "Qwen3.5": ("qwen3_5_text", "qwen3_5_moe_text"),
+    "Qwen3-Next": ("qwen3_next",),
+    "Granite 4": ("granitemoehybrid",),
+    "Nemotron-H": ("nemotron_h",),
+    "Falcon-H1": ("falcon_h1",),
+    "Kimi Linear": ("kimi_linear",),
+    "Bailing hybrid": ("bailing_hybrid",),
+    "OLMo hybrid": ("olmo_hybrid",),
+    "LFM2, LFM3": ("lfm2", "lfm2_moe", "lfm3"),
+    "DeepSeek-V4": ("deepseek_v4",),
+    "MiniMax": ("minimax",),
+    "Bamba": ("bamba",),
+    "Zamba, Zamba2": ("zamba", "zamba2"),
+    "Jamba": ("jamba",),
+    "Mamba, Mamba 2, Falcon-Mamba": ("mamba", "mamba2", "falcon_mamba"),
+    "RWKV": ("rwkv",),
+    "RecurrentGemma": ("recurrent_gemma",),
+}
+"""Families with running states, by the names that people know."""
+
+
+def recurrent() -> str:
+    """What the families run found for families with running states, by kind of call."""
+    lines = (RESULTS / "families-causal.jsonl").read_text(encoding="utf-8").splitlines()
+    found = {one["family"]: one.get("cells", {}) for one in map(json.loads, lines)}
+    columns = {
+        "plain": ("plain",),
+        "draft model": ("draft", "draft = copy"),
+        "prompt lookup": ("lookup",),
+        "early exit": ("exit 1", "exit mid"),
+        "rows": ("rows plain", "rows draft", "rows lookup", "rows exit"),
+    }
+
+    def verdict(names: Sequence[str], cells: Sequence[str]) -> str:
+        kinds = {found[name][cell]["verdict"] for name in names for cell in cells if cell in found[name]}
+        return ", ".join(sorted(kinds))
+
+    rows = ((title, *(verdict(names, cells) for cells in columns.values())) for title, names in RECURRENT.items())
+    return table(("family", *columns), rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     **{f"options {group}": lambda group=group: options(group) for group in ("drafting", "length", "sampling", "trace")},
     "peers 1": lambda: peers("peers-1-thread.json"),
@@ -143,6 +185,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "suite own share": lambda: section("sections-1-thread.md", "Own share"),
     "acceptance": acceptance,
     "families": families,
+    "recurrent": recurrent,
 }
 
 
