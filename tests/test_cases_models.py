@@ -234,6 +234,16 @@ def test_OF_01_offloaded(how: str) -> None:
     assert list(spec(model, X, max_new_tokens=12, **kept).ids) == expected
 
 
+@pytest.mark.parametrize("how", HOWS)
+def test_OF_01_offloaded_with_running_states(how: str) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    if cache_name(tiny.llama()) != "cache":
+        pytest.skip("transformers < 5.24")
+    expected = plain(tiny.hybrid(), X, max_new_tokens=12)
+    model = accelerate.cpu_offload(tiny.hybrid(), execution_device=torch.device("cpu"))
+    assert list(spec(model, X, max_new_tokens=12, **HOWS[how](tiny.hybrid())).ids) == expected
+
+
 # ---------------------------------------------------------------- CK-01: models in training mode
 def training(**rates: float) -> PreTrainedModel:
     shape = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}

@@ -40,6 +40,13 @@ def way(name: str) -> tuple[PreTrainedModel, dict[str, Any], dict[str, PreTraine
     if name == "early exit":
         model = tiny.family("qwen3")
         return model, how | {"assistant_early_exit": 2}, {"target": model}
+    if name == "hybrid":
+        model = tiny.hybrid()
+        draft = tiny.noisy(model, 0.03)
+        return model, how | {"assistant_model": draft}, {"target": model, "draft": draft}
+    if name == "hybrid early exit":
+        model = tiny.hybrid()
+        return model, how | {"assistant_early_exit": 1}, {"target": model}
     if name == "MTP":
         model = mtp_model("glm4_moe", 2, 2)
         return model, how | {"use_mtp": True}, {"target": model}
@@ -52,7 +59,17 @@ def way(name: str) -> tuple[PreTrainedModel, dict[str, Any], dict[str, PreTraine
     return model, how | given, {"target": model, "draft": draft}
 
 
-WAYS = ["prompt lookup", "draft model", "early exit", "MTP", "Gemma 4", "universal", "universal sampling"]
+WAYS = [
+    "prompt lookup",
+    "draft model",
+    "early exit",
+    "hybrid",
+    "hybrid early exit",
+    "MTP",
+    "Gemma 4",
+    "universal",
+    "universal sampling",
+]
 
 
 def parts(name: str) -> list[nn.Module]:

@@ -150,6 +150,8 @@ FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], Callable[[str], str], i
 def checkpoint(family: str, folder: Path) -> PreTrainedModel:
     """The model, loaded from a checkpoint with MTP tensors beside the others: noisy copies of its last layer."""
     make, named, count = FAMILIES[family]
+    if family.startswith("qwen") and cache_name(tiny.llama()) != "cache":
+        pytest.skip(f"transformers {transformers.__version__} does not read MTP layers that are stored as mtp.*")
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = make().float().eval()

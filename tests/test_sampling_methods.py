@@ -26,7 +26,8 @@ from specnb.drafters.universal import Universal
 
 VOCAB, NEW, ROWS = 8, 3, 512
 PROMPT = torch.tensor([[3, 4, 5, 6, 3, 4, 7, 3, 4]])
-RUNS = {"Gemma 4 dense": 512, "Gemma 4 ordered": 512}  # its drafter takes rows one by one
+ONE_BY_ONE = ("Gemma 4 dense", "Gemma 4 ordered", "hybrid draft", "hybrid early exit")
+RUNS = dict.fromkeys(ONE_BY_ONE, 512)
 W_ONE = tiny.word_tokenizer([f"w{i}" for i in range(5)])
 W_TWO = tiny.word_tokenizer([*(f"w{i}" for i in range(3, -1, -1)), "x1", "x2"])
 
@@ -38,14 +39,18 @@ def target(name: str) -> PreTrainedModel:
         return mtp_model({"MTP GLM": "glm4_moe", "MTP DeepSeek": "deepseek_v3"}[name], 2, 2, vocab=VOCAB, head=0.25)
     if name.startswith("Gemma 4"):
         return gemma4_target(vocab=VOCAB, shared=2, per_layer=8)
+    if name.startswith("hybrid"):
+        return tiny.hybrid(seed=0, vocab=VOCAB, layers=3, std=0.2)
     return tiny.llama(seed=0, vocab=VOCAB, layers=2, std=0.15)
 
 
 @cache
 def method(name: str) -> dict[str, Any]:
     how: dict[str, Any] = {"num_assistant_tokens": 3, **STEADY}
-    if name == "early exit":
+    if name.endswith("early exit"):
         return how | {"assistant_early_exit": 1}
+    if name == "hybrid draft":
+        return how | {"assistant_model": tiny.noisy(target(name), 0.1)}
     if name.startswith("MTP"):
         return how | {"use_mtp": True}
     if name.startswith("Gemma 4"):
@@ -56,7 +61,7 @@ def method(name: str) -> dict[str, Any]:
 
 SOME = ["early exit", "MTP GLM", "universal"]
 TEETH = [*SOME, "Gemma 4 dense"]
-NAMES = ["early exit", "MTP GLM", "MTP DeepSeek", "Gemma 4 dense", "Gemma 4 ordered", "universal"]
+NAMES = ["early exit", "MTP GLM", "MTP DeepSeek", "universal", *ONE_BY_ONE]
 
 
 @cache

@@ -50,6 +50,19 @@ def llama(
     return _build("LlamaForCausalLM", seed, **_shape(vocab, hidden, layers, positions, std))
 
 
+def hybrid(seed: int = 0, vocab: int = 64, layers: int = 4, std: float = 0.2) -> PreTrainedModel:
+    """A tiny Qwen3.5: layers of linear attention and of full attention in turn."""
+    return _build(
+        "Qwen3_5ForCausalLM",
+        seed,
+        **_shape(vocab, layers=layers, std=std),
+        head_dim=8,
+        layer_types=(["linear_attention", "full_attention"] * layers)[:layers],
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
+        **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2),
+    )
+
+
 def _qwen2(seed: int, vocab: int) -> PreTrainedModel:
     return _build("Qwen2ForCausalLM", seed, **_shape(vocab), tie_word_embeddings=True)
 

@@ -122,6 +122,8 @@ def _load(model: PreTrainedModel) -> MtpModel:
             f" and {len(missing) - _MAX_LISTED} more" if len(missing) > _MAX_LISTED else ""
         )
         what = f"it lacks {named}" if missing else shorten(str(error), 300)
+        if not missing and stored_beside(model):
+            what += f" (transformers {transformers.__version__} may be too old for layers stored as mtp.*)"
         raise ValueError(
             f"the MTP layers of {where} could not be loaded: {what}. Needed are tensors {expected} (a decoder "
             f"block each) and {_own_names(model)}. Some re-uploads and save_pretrained() drop them; get "

@@ -121,7 +121,7 @@ class PreparedLM(LM):
         self._last_outputs = (
             type(out)({k: v for k, v in out.items() if k not in ("logits", *compat.CACHE_NAMES)}) if out else out
         )
-        self._cacheless = cache is None
+        self._cacheless = cache is None and not compat.is_stateful(self._original_model)
         if cache is not None and cache is not self._cache:
             self._start_recording(cache, len(self._cached_ids))
         self._cache = cache
