@@ -39,6 +39,7 @@ _MEASURES = (
     ("MTP layer, k = 1", "tiny-glm4-moe", "MTP layer, k=1"),
     ("MTP layer used recursively, k = 3", "tiny-glm4-moe", "MTP layer, again and again, k=3"),
     ("two MTP layers, k = 2", "tiny-glm4-moe-mtp2", "two MTP layers, k=2"),
+    ("MTP layer of a hybrid model, k = 1", "tiny-qwen3-5", "MTP layer, k=1"),
     ("prompt lookup, k = 5", "tiny-llama", "prompt lookup, k=5"),
 )
 

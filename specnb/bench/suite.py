@@ -47,6 +47,7 @@ EMBEDDED: list[tuple[str, str | None, list[dict[str, Any]]]] = [
     ("tiny-gemma4", "tiny-gemma4-assistant", [{"method": "gemma4_assistant", _K: 4}]),
     ("tiny-glm4-moe", None, [{"method": "mtp_layers"}, {"method": "mtp_layers", _K: 3}]),
     ("tiny-glm4-moe-mtp2", None, [{"method": "mtp_layers"}]),
+    ("tiny-qwen3-5", None, [{"method": "prompt_lookup"}, {"method": "mtp_layers"}, {"method": "mtp_layers", _K: 3}]),
 ]
 """Embedded target, draft model, and the runs to compare."""
 

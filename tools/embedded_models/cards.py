@@ -57,6 +57,12 @@ WHAT = {
         "`model.layers.5`): the first learnt to guess the second next token, the other, which reads the first "
         "one's states, the third."
     ),
+    "tiny-qwen3-5": (
+        "A hybrid target model: three layers of linear attention (gated delta rule), whose running states cannot be "
+        "cropped, one of full attention, and one multi-token-prediction layer, stored as in the released checkpoints "
+        "(`mtp.fc`, `mtp.pre_fc_norm_embedding`, `mtp.pre_fc_norm_hidden`, `mtp.norm`, `mtp.layers.0`). The MTP loss "
+        "was added to the main one; the layer also learnt to go on from its own output."
+    ),
 }
 
 USE = {
@@ -73,6 +79,8 @@ USE = {
     "result = specnb.generate(pair, PROMPT, use_mtp=True, num_assistant_tokens=1)",
     "tiny-glm4-moe-mtp2": 'pair = specnb.load("tiny-glm4-moe-mtp2")\n'
     "result = specnb.generate(pair, PROMPT, use_mtp=True, num_assistant_tokens=2)",
+    "tiny-qwen3-5": 'pair = specnb.load("tiny-qwen3-5")\n'
+    "result = specnb.generate(pair, PROMPT, use_mtp=True, num_assistant_tokens=1)",
 }
 
 CARD = """---

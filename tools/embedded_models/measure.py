@@ -67,6 +67,11 @@ MEASURES: dict[str, list[Measure]] = {
         *_both("two MTP layers, k=2", use_mtp=True, num_assistant_tokens=2),
         Measure("two MTP layers, each twice, k=4", {"use_mtp": True, "num_assistant_tokens": 4} | _FULL),
     ],
+    "tiny-qwen3-5": [
+        Measure("MTP layer, k=1", {"use_mtp": True, "num_assistant_tokens": 1} | _FULL),
+        *_both("MTP layer, again and again, k=3", use_mtp=True, num_assistant_tokens=3),
+        Measure("prompt lookup, k=5", {"prompt_lookup_num_tokens": 5}),
+    ],
 }
 """For each model, how it is used when it is measured."""
 

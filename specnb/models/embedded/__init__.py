@@ -25,5 +25,7 @@ CARDS = {
     "tiny-glm4-moe": "Tiny GLM-4 MoE (4 layers, 8 experts) with a multi-token-prediction layer: use_mtp=True." + _END,
     "tiny-glm4-moe-mtp2": "Tiny GLM-4 MoE like tiny-glm4-moe, with two multi-token-prediction layers: use_mtp=True."
     + _END,
+    "tiny-qwen3-5": "Tiny Qwen3.5 (3 layers of linear attention, 1 of full attention) with a multi-token-prediction "
+    "layer: use_mtp=True." + _END,
 }
 """One line about each model."""
