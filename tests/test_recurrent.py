@@ -13,7 +13,7 @@ import pytest
 import tiny
 import torch
 import transformers
-from checks import EAGER, STEADY, cache_name, padded, plain, spec
+from checks import EAGER, STEADY, cache_name, no_forward, padded, plain, spec
 from families.build import CAUSAL, IMAGE_TEXT, build, noisy
 from families.images import image_inputs
 from torch import Tensor
@@ -184,3 +184,17 @@ def test_states_outside_the_cache_are_refused_by_name() -> None:
     model = model_of("recurrent_gemma")
     with pytest.raises(ValueError, match=r"RecurrentGemmaForCausalLM.*running state.*rolled back"):
         spec(model, prompt(random.Random(2), 10), max_new_tokens=4, prompt_lookup_num_tokens=3)
+
+
+@NEW
+def test_a_cache_without_a_place_for_states_is_refused_by_name() -> None:
+    model, ids = tiny.hybrid(), tiny.ids(0, 7)
+    for cache in (DynamicCache(), DynamicCache(config=tiny.llama().config)):
+        with (
+            no_forward(model),
+            pytest.raises(ValueError, match=r"no place for the running states.*config=model.config"),
+        ):
+            spec(model, ids, max_new_tokens=4, prompt_lookup_num_tokens=3, cache=cache)
+    given = DynamicCache(config=model.config)
+    expected = plain(model, ids, max_new_tokens=4)
+    assert list(spec(model, ids, max_new_tokens=4, prompt_lookup_num_tokens=3, cache=given).ids) == expected

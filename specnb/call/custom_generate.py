@@ -168,7 +168,7 @@ class CustomGenerate:
             )
             target, drafter = drafters.build_method(selected.name, context)
             if user_cache:
-                unsupported.check_user_cache(model, generation_config, target, rows)
+                unsupported.check_user_cache(model, generation_config, past, target, rows)
             recorder = self._recorder(model, generation_config)
             pad = compat.pad_token_id(generation_config)
             verification = selected.options.get("verification", "token") if sample else "greedy"

@@ -15,8 +15,10 @@ from specnb.call.generate_options import NEW_FIELDS, NEW_PARAMETERS, UNSUPPORTED
 from specnb.call.method_selection import TRANSFORMERS_DEFAULTS
 from specnb.decoding.lm.base import LM, has_learned_positions, max_positions
 from specnb.decoding.lm.cached_lm import CachedLM
+from specnb.decoding.lm.kv_cache import standard_cache_layers
 from specnb.decoding.lm.model_inputs import forward_parameters
 from specnb.decoding.lm.prepared_lm import cached_length
+from specnb.decoding.lm.snapshots import has_states
 from specnb.options import BY_NAME, Method
 
 if TYPE_CHECKING:
@@ -260,8 +262,16 @@ def check_streamer(streamer: Any, rows: Sequence[Row]) -> None:
         )
 
 
-def check_user_cache(model: PreTrainedModel, config: GenerationConfig, target: LM, rows: Sequence[Row]) -> None:
+def check_user_cache(
+    model: PreTrainedModel, config: GenerationConfig, past: Cache, target: LM, rows: Sequence[Row]
+) -> None:
     """Raise ValueError if the cache that the call gives cannot be filled."""
+    states = [has_states(layer) for layer in standard_cache_layers(model.config)]
+    if any(states) and [has_states(layer) for layer in past.layers] != states:
+        raise ValueError(
+            f"the given cache has no place for the running states of {type(model).__name__}: make it with "
+            "DynamicCache(config=model.config), or leave it out."
+        )
     if config.use_cache is False:
         raise ValueError("a cache is given, but use_cache=False: leave the cache out, or give use_cache=True.")
     if not isinstance(target, CachedLM) and (len(rows) > 1 or rows[0].padding):
