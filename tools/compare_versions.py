@@ -1,8 +1,8 @@
 """Compare the speed of two checkouts of specnb: do calls on the embedded pairs take longer than before?
 
 `python -m tools.compare_versions OLD_CHECKOUT [NEW_CHECKOUT] [--starts 4] [--repeats 6] [--output STEM]` starts a
-process for each checkout. They take turns call by call, so that a change of the machine's speed meets both. Two
-processes of one version differ by up to 8 %, so they are started several times. Texts must be the same.
+process for each checkout. They take turns call by call, so that a change of the machine's speed affects both.
+Two processes of one version differ by up to 8 %, so each checkout is started several times. Texts must be the same.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ CASES: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "one MTP layer": ("tiny-glm4-moe", None, {"use_mtp": True, "num_assistant_tokens": 3, **STEADY}),
     "two MTP layers": ("tiny-glm4-moe-mtp2", None, {"use_mtp": True, "num_assistant_tokens": 2, **STEADY}),
 }
-"""Name: target, assistant and options, such as every version since 0.1 takes."""
+"""By name: target, assistant, and options that every version since 0.1 accepts."""
 
 PROMPT = "Once upon a time there was a little girl named Lily. She liked to play in the garden with her dog. One day, "
 NEW_TOKENS = 96
 
 
 def work() -> None:
-    """Run the cases whose names come in; answer with the processor's seconds and the text."""
+    """Run the cases named on standard input; answer each with its CPU seconds and token ids."""
     import time
 
     import torch
@@ -61,7 +61,7 @@ def work() -> None:
 
 
 def start(checkout: Path) -> subprocess.Popen[str]:
-    """A process that works with the specnb of a checkout."""
+    """A process that runs cases with the specnb of a checkout."""
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-P", str(Path(__file__).resolve()), "--work"]
     pipe = subprocess.PIPE
@@ -69,7 +69,7 @@ def start(checkout: Path) -> subprocess.Popen[str]:
 
 
 def ask(process: subprocess.Popen[str], case: str) -> list[Any]:
-    """Seconds and text of a case."""
+    """The CPU seconds and the token ids of a case."""
     assert process.stdin and process.stdout
     process.stdin.write(case + "\n")
     process.stdin.flush()
@@ -78,7 +78,7 @@ def ask(process: subprocess.Popen[str], case: str) -> list[Any]:
 
 
 def compare(checkouts: list[Path], starts: int, repeats: int) -> list[dict[str, Any]]:
-    """The processor's seconds of each case in both checkouts; the first two turns of a process do not count."""
+    """The CPU seconds of each case in both checkouts; the first two turns of a process do not count."""
     seconds: dict[str, list[tuple[float, float]]] = {case: [] for case in CASES}
     for _ in range(starts):
         processes = [start(checkout) for checkout in checkouts]

@@ -1,9 +1,10 @@
 """What drafting costs for a target with running states: `python -m tools.measure_recurrent [--output STEM]`.
 
-The target is a Qwen3.5 of 12 layers, 512 wide, half of them linear attention, with random weights, except that its head
-makes it go through a cycle of tokens, so that its text repeats its prompt. Compared, call by call in turns, on one
-thread: transformers' own `generate()`, specnb's plain decoding, prompt lookup, and a draft model that is never right,
-with the default schedule. The time of copying states and putting them back is measured in the same calls.
+The target is a Qwen3.5 with 12 layers of width 512; half of them are linear attention. Its weights are random, except
+for the head: it makes the text a cycle of tokens, so that the text repeats the prompt. Four ways of decoding take turns
+call by call, on one thread: transformers' own `generate()`, specnb's plain decoding, prompt lookup, and a draft model
+that is never right, with the default schedule. The time of copying states and rolling them back is measured in the same
+calls.
 """
 
 from __future__ import annotations

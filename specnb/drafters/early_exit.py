@@ -32,8 +32,8 @@ _CHECKED: WeakKeyDictionary[PreTrainedModel, set[int]] = WeakKeyDictionary()  # 
 class LowerLayers(CachedLM):
     """The target up to layer `exit_layer`, then its final norm and head.
 
-    It keeps the hidden states of its last layer from where the layers above last began: with running states they may
-    have to go back there.
+    It keeps the hidden states of its last layer from the position where the layers above last began: with running
+    states, these layers may have to be rolled back to it.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class LowerLayers(CachedLM):
         return out
 
     def clear_states(self) -> None:
-        """Drop states that are not needed, of drafts that were cut to nothing."""
+        """Drop the hidden states of drafts that were cut to nothing; they are not needed."""
         self._states.clear()
 
     def take_states(self, rows: Sequence[Row], starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
@@ -123,7 +123,7 @@ class EarlyExitTarget(CachedLM):
             _CHECKED[original].add(exit_layer)
 
     def _split_snapshots(self, exit_layer: int) -> None:
-        """Give each part snapshots of its own layers: a draft takes the lower ones further than the others."""
+        """Give each part snapshots of its own layers: a draft runs the lower layers further than the upper ones."""
         if self._snapshots is None:
             return
         layers, held = self.kv_cache.layers, self._snapshots.length
@@ -133,7 +133,7 @@ class EarlyExitTarget(CachedLM):
 
     @property
     def state_snapshot_bytes(self) -> int:
-        """Memory of the copies of running states, of both parts."""
+        """Memory of the copies of running states in both parts."""
         return super().state_snapshot_bytes + self.lower.state_snapshot_bytes
 
     def logits(

@@ -1,7 +1,7 @@
 """The multi-token-prediction (MTP) layers of a checkpoint: found by its config, read once, kept with the model.
 
 They are stored in one of two ways: as decoder layers after the model's own (`model.layers.{num_hidden_layers + i}.`, as
-GLM-4.5 and DeepSeek-V3 do), or beside the model (`mtp.layers.{i}.`, as Qwen3-Next, Qwen3.5 and Mellum do).
+in GLM-4.5 and DeepSeek-V3), or beside the model (`mtp.layers.{i}.`, as in Qwen3-Next, Qwen3.5 and Mellum).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from specnb.runtime.module_view import layers_path, module_view
 
 _MAX_LISTED = 8  # missing tensors that a message lists
 _MTP_TENSORS = {"enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight"}
-"""The tensors of an MTP layer, beside those of a decoder layer."""
+"""The tensors that an MTP layer has in addition to those of a decoder layer."""
 _BESIDE = {"fc.weight", "pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight", "norm.weight"}
-"""The same where they are stored beside the model, after `mtp.`."""
+"""The same for MTP layers that are stored beside the model. There the names start with `mtp.`."""
 COUNTS = ("num_mtp_layers", "mtp_num_hidden_layers", "num_nextn_predict_layers")
 """Names under which configs declare the number of MTP layers."""
 _LOADED: WeakKeyDictionary[PreTrainedModel, MtpModel] = WeakKeyDictionary()
@@ -40,7 +40,7 @@ _STORED: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
 def num_mtp_layers(model: PreTrainedModel) -> int:
     """The number of MTP layers of the model's checkpoint.
 
-    The config declares it. Qwen3-Next's does not: there the checkpoint's files are looked at, once.
+    The config declares it. Qwen3-Next's config does not, so its layers are counted in the checkpoint's files, once.
     """
     text = model.config.get_text_config(decoder=True)
     declared = [count for name in COUNTS if (count := getattr(text, name, None)) is not None]
@@ -58,7 +58,7 @@ def stored_beside(model: PreTrainedModel) -> bool:
 
 
 def mtp_config(model: PreTrainedModel) -> PreTrainedConfig | None:
-    """The config of the model's MTP layers; None if it has none, or if transformers can make none."""
+    """The config of the model's MTP layers; None if it has none, or if transformers cannot make one."""
     if not num_mtp_layers(model):
         return None
     try:
@@ -137,7 +137,7 @@ def _load(model: PreTrainedModel) -> MtpModel:
 def missing_tensors(model: PreTrainedModel) -> list[str]:
     """Names of the tensors that a model's checkpoint lacks for its MTP layers.
 
-    An MTP layer has the tensors of a decoder layer, so one of the model's own shows what is expected.
+    An MTP layer has the tensors of a decoder layer, so one of the model's own layers shows what is expected.
 
     Returns:
         The names; `layers.N.*` for a layer that is missing as a whole. Empty if the checkpoint's files are not on this
@@ -180,7 +180,7 @@ def _blocks(names: Iterable[str]) -> dict[str, set[str]]:
 
 
 def _like(model: PreTrainedModel, blocks: Mapping[str, set[str]], layer: str) -> str:
-    """The name of the model's own layer whose tensors are most like those of an MTP layer; the last of several."""
+    """The name of the model's own layer whose tensors are most like those of an MTP layer; of several, the last."""
     there = blocks.get(layer)
     own = [f"layers.{i}" for i in reversed(range(_num_layers(model)))]
     return own[0] if there is None else max(own, key=lambda name: len(blocks.get(name, set()) & there))
@@ -220,7 +220,7 @@ def _with_mtp_config(model: PreTrainedModel) -> PreTrainedModel:
     seen.config.dtype = model.dtype  # save_pretrained() replaces it by a string
     text = seen.config.get_text_config(decoder=True)
     if hasattr(text, "first_k_dense_replace"):
-        text.first_k_dense_replace = 0  # MTP layers are never dense, as the first layers are
+        text.first_k_dense_replace = 0  # MTP layers are never dense, unlike the first layers
     text.num_mtp_layers = num_mtp_layers(model)
     if getattr(text, "layer_types", None) is None or getattr(text, "mtp_layer_types", None) is not None:
         return seen
@@ -229,7 +229,7 @@ def _with_mtp_config(model: PreTrainedModel) -> PreTrainedModel:
     for kinds in ("layer_types", "mlp_layer_types"):
         if getattr(text, kinds, None) is not None:
             setattr(text, f"mtp_{kinds}", [getattr(text, kinds)[i] for i in like])
-    path = layers_path(model)  # transformers makes the layers of the class of the last one, and takes a norm from it
+    path = layers_path(model)  # transformers builds MTP layers from the last layer's class and takes a norm from it
     last = module_view(model, {f"{path}.{_num_layers(model) - 1}": model.get_submodule(f"{path}.{like[0]}")})
     last.config = seen.config
     compat.set_ignored_keys(last, compat.ignored_keys(seen))

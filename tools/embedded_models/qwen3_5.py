@@ -1,8 +1,8 @@
 """tiny-qwen3-5: three layers of linear attention, one of full attention and one MTP layer, trained together.
 
-Without its GPU kernels transformers solves for each token of a chunk in a Python loop, which makes a training step ten
-times as long. `gated_delta_rule` solves for a chunk at once; the trained model is run by transformers' own code. Muon
-computes in float32 here: the processor that trained this model has no bfloat16.
+Without GPU kernels, transformers solves a chunk token by token in a Python loop, which makes a training step ten times
+as long. In training, `gated_delta_rule` solves a whole chunk at once; the trained model runs on transformers' code.
+Muon computes in float32 here: the CPU that trained this model has no bfloat16.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tools.embedded_models.tokenizers import Batch, train_tokenizer
 
 
 def target(folder: Path, steps: Sequence[int]) -> dict[str, Any]:
-    """Four layers and an MTP layer whose loss is added to the main one."""
+    """Train four layers and an MTP layer, whose loss is added to the main loss."""
     tokenizer = train_tokenizer(folder)
     torch.manual_seed(8)
     config = Qwen3_5TextConfig(

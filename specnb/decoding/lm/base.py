@@ -27,7 +27,7 @@ class LMOptions:
     Args:
         hidden_states: keep in `LM.hidden_states` the last hidden states of all tokens that a `logits()` call computed
             ("all"), or only of those whose logits were requested ("kept"). None keeps none.
-        clamp_ids: ids beyond the model's vocabulary (of a target with a larger one) are read as its last token.
+        clamp_ids: ids beyond the model's vocabulary (from a target with a larger one) are read as its last token.
     """
 
     hidden_states: Literal["all", "kept"] | None = None
@@ -48,7 +48,7 @@ class LM:
     Attributes:
         hidden_states: by row index, the position of the first state and the states `[n, size]` after the final norm.
         passes: number of `logits()` calls.
-        replayed_tokens: by row index, how many cached tokens the last call fed again, to bring running states back.
+        replayed_tokens: by row index, how many cached tokens the last call fed again after rolling back states.
     """
 
     drafts_first = True
@@ -185,7 +185,7 @@ class LM:
         return min(n, length + len(draft_tokens) - num_logits)
 
     def _start(self, row: Row, draft_tokens: Sequence[int], num_logits: int) -> int:
-        """The first position that a pass must compute. Running states are rolled back to it, and copied for a draft."""
+        """The first position that a pass must compute. Rolls running states back, and copies them before a draft."""
         start = self._num_cached(row, draft_tokens, num_logits)
         if self._snapshots is None:
             return start
@@ -193,8 +193,8 @@ class LM:
         self.replayed_tokens[row.index] = agreed - start
         if not draft_tokens:
             return start
-        known = len(row.ids) - max(0, num_logits - len(draft_tokens))  # committed tokens whose logits nobody needs
-        if known - start > (MAX_REPLAY if start else 0):  # a prompt always: a rejection would repeat it
+        known = len(row.ids) - max(0, num_logits - len(draft_tokens))  # committed tokens that need no logits
+        if known - start > (MAX_REPLAY if start else 0):  # a prompt always, or a rejection would repeat it
             self._forward([row], [row.ids[start:known]], [start], 0)
             start = self._snapshots.length = known
         if start <= len(row.ids):
@@ -202,7 +202,7 @@ class LM:
         return start
 
     def _replay_to_end(self, row: Row) -> bool:
-        """Bring running states to all tokens of the row but the last; whether that took a pass."""
+        """Bring running states to all tokens of the row but the last. Returns whether that took a pass."""
         length = len(row.ids) - 1
         if self._snapshots is None or (start := self._snapshots.roll_back(length)) >= length:
             return False

@@ -52,7 +52,7 @@ class CachedLM(LM):
         self.kv_cache = KVCache(model.config, [row.index for row in rows], size.capacity)
         self._inputs = prepared.inputs
         self.is_first_pass = True
-        # other inputs (images, for example) belong to the whole prompt, which cannot be cut then
+        # other inputs (images, for example) belong to the whole prompt: it cannot be split then
         self._prefill_chunk_size = None if self._inputs.extras else size.prefill_chunk_size
         parameters = forward_parameters(type(model))
         self._cache_name = compat.cache_keyword(parameters)
@@ -60,13 +60,13 @@ class CachedLM(LM):
         self._takes_positions = "position_ids" in parameters
         attention = compat.attention_implementation(self.config)
         self._boolean_mask = attention == "sdpa"
-        self._needs_mask = not compat.makes_masks_for(attention)  # transformers makes no mask for it
+        self._needs_mask = not compat.makes_masks_for(attention)  # transformers makes none for this attention
         check_graphs(model, self._inputs)
-        record = None if self.kv_cache.state_layers else recorder(model)  # padding of a block would be in the states
+        record = None if self.kv_cache.state_layers else recorder(model)  # padding would get into the states
         self._graphs = Graphs(self.kv_cache, record, self.device) if record else None
         if self.kv_cache.state_layers:
             self._snapshots = Snapshots(self.kv_cache.state_layers)
-            self.drafts_first = not self._inputs.extras  # they need the whole prompt in one pass
+            self.drafts_first = not self._inputs.extras  # extras need the whole prompt in one pass
         past = prepared.past
         if past is not None and (held := past.get_seq_length()):
             self.kv_cache.load_from(past, held)
@@ -79,7 +79,7 @@ class CachedLM(LM):
         self.kv_cache.keep_rows([row.index for row in rows])
 
     def export_cache(self, cache: Any, rows: Sequence[Row]) -> Any:
-        """Fill a transformers cache with all tokens but the last; None if rows differ in length or have left."""
+        """Fill a transformers cache with all tokens but the last; None if rows differ in length or some have left."""
         pads = [row.padding for row in rows]
         if self.kv_cache.rows != [row.index for row in rows] or len({len(row.ids) + row.padding for row in rows}) > 1:
             return None
@@ -92,7 +92,7 @@ class CachedLM(LM):
         self, rows: Sequence[Row], new_tokens: Sequence[Sequence[int]], starts: list[int], num_logits: int
     ) -> Tensor:
         self.kv_cache.write_positions.set(list(starts))
-        self.is_first_pass |= bool(self.kv_cache.state_layers) and not any(starts)  # an image is fed again, too
+        self.is_first_pass |= bool(self.kv_cache.state_layers) and not any(starts)  # images are fed again, too
         self._rows = [row.index for row in rows]
         eager = partial(self._run_eager, new_tokens, starts, num_logits)
         out = self._graphs.run(new_tokens, starts, eager, self._run_block) if self._graphs and num_logits else eager()

@@ -1,7 +1,7 @@
-"""PreparedLM: for models that prepare their inputs differently, or have another cache. One row each.
+"""PreparedLM: for models that prepare their own inputs or have another kind of cache. Each has one row.
 
 The model runs with its own `prepare_inputs_for_generation` and transformers' own cache, as in transformers' assisted
-decoding. This is slower than `CachedLM`, and works for every model that works there.
+decoding. This is slower than `CachedLM`, but works for every model that assisted decoding works for.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PreparedLM(LM):
         extras: what the call gave in addition to token ids (images, token types), for the prompt; used without
             `arguments`.
         past: the transformers cache to fill; it may hold the beginning of the row. None makes one.
-        rolls_back: whether drafts will be rejected. Without (plain decoding) any model works, recurrent ones too.
+        rolls_back: whether drafts may be rejected. If not (plain decoding), any model works, recurrent ones too.
     """
 
     drafts_first = False
@@ -57,7 +57,7 @@ class PreparedLM(LM):
         self._extras, self._rolls_back = dict(extras or {}), rolls_back
         self._started = False
         self._cacheless = False  # every pass reads the whole text, as with GPT-1
-        self._min_length = 0  # the cache cannot be cropped further
+        self._min_length = 0  # the shortest length to which the cache can be cropped
         self._records_past = False
         self._fixed_layers: set[int] = set()  # cache layers that hold an image and do not grow with the text
         self._cached_ids: list[int] = []  # the tokens in the cache
@@ -248,7 +248,7 @@ def cached_length(cache: Any) -> int:
 
 
 def _crop_keys(layer: Any, change: int) -> None:
-    """Crop a layer of the cache by `-change` tokens; `Snapshots` roll back running states, and layers as a whole."""
+    """Crop a cache layer by `-change` tokens. `Snapshots` rolls back running states and layers that are replaced."""
     if is_replaced(layer):
         return
     if not has_states(layer):

@@ -1,7 +1,7 @@
 """Running states (linear attention, Mamba, convolutions): rolled back to a copy, since they cannot be cropped.
 
-The states are copied before a pass with drafted tokens. If a draft is rejected, they go back to the copy, and the next
-pass feeds the accepted tokens together with the new draft: no extra pass is needed, the next one is only longer.
+The states are copied before a pass with drafted tokens. If a draft is rejected, they are rolled back to the copy, and
+the next pass feeds the accepted tokens together with the new draft: no extra pass is needed, only a longer one.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers.cache_utils import LinearAttentionLayer
 
 _REPLACED = ("DeepseekV4CSACache", "DeepseekV4HCACache")
-"""Classes of cache layers that no pass writes into: each makes new tensors, so that the old ones need no copy."""
+"""Classes of cache layers whose tensors are replaced by each pass and never written into: the old ones need no copy."""
 
 MAX_REPLAY = 16
-"""The most accepted tokens that a pass feeds again beside a new draft; more are fed in a pass of their own."""
+"""The most accepted tokens that a pass feeds again together with a new draft; more are fed in a pass of their own."""
 
 
 def has_states(layer: Any) -> bool:
@@ -26,12 +26,12 @@ def has_states(layer: Any) -> bool:
 
 
 def is_replaced(layer: Any) -> bool:
-    """Whether passes replace all tensors of a cache layer, so that it can be kept and put back as a whole."""
+    """Whether passes replace all tensors of a cache layer, so that references to them are enough to roll back."""
     return type(layer).__name__ in _REPLACED
 
 
 class StateList:
-    """The running states that RWKV returns beside its logits, in place of a cache. Its passes write into them."""
+    """The running states that RWKV returns with its logits, instead of a cache. RWKV's passes write into them."""
 
     layers = ()
 
@@ -64,12 +64,12 @@ class Snapshots:
 
     @classmethod
     def of_cache(cls, cache: Any, length: int) -> Snapshots | None:
-        """Those of a transformers cache that has seen `length` tokens; None if it has no running states."""
+        """The snapshots of a transformers cache that has seen `length` tokens; None if it has no running states."""
         layers = getattr(cache, "layers", ())
         replaced: list[tuple[Any, Sequence[str]]] = [
             (layer, list(vars(layer))) for layer in layers if is_replaced(layer)
         ]
-        if hasattr(cache, "linear_cache"):  # MiniMax's
+        if hasattr(cache, "linear_cache"):  # MiniMax
             replaced.append((cache, ["linear_cache"]))
         states = [cache] if isinstance(cache, StateList) else [layer for layer in layers if has_states(layer)]
         return cls(states, length, replaced) if states or replaced else None
@@ -93,10 +93,10 @@ class Snapshots:
         self._saved_length = self.length
 
     def roll_back(self, length: int) -> int:
-        """Take the states back to at most `length` tokens.
+        """Roll the states back to at most `length` tokens.
 
         Returns:
-            The number of tokens that they have seen then: the present one, that of the copy, or 0.
+            The number of tokens that the states have seen after that: as many as before, those of the copy, or 0.
         """
         if length < self._saved_length:
             self._saved_length = 0  # the copy has seen tokens that are no longer part of the text

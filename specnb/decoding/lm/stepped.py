@@ -1,4 +1,4 @@
-"""Mamba-1 layers, whose code in transformers starts every pass of several tokens from zero: stepped token by token.
+"""Mamba-1 layers, run token by token, as their code in transformers starts a pass of several tokens from a zero state.
 
 The projections, which hold nearly all weights, still run for all tokens of the pass at once.
 """
@@ -17,7 +17,7 @@ _MIXERS = {"MambaMixer", "FalconMambaMixer", "JambaMambaMixer", "ZambaMambaMixer
 
 
 class SteppedMixer(Replacement):
-    """A Mamba-1 mixer that goes on from the states of its cache in a pass of several tokens, too."""
+    """A Mamba-1 mixer that continues from the states in its cache, also in a pass of several tokens."""
 
     def __init__(self, mixer: Any) -> None:
         super().__init__(mixer)
@@ -28,12 +28,12 @@ class SteppedMixer(Replacement):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The mixer's output `[rows, width, size]`."""
         mixer, inputs, step = self.layer, self.inputs, self.step
-        cache = compat.cache_among(kwargs, "cache_params")  # the latter before transformers 5.24
+        cache = compat.cache_among(kwargs, "cache_params")  # this name before transformers 5.24
         width = hidden_states.shape[1]
         if width == 1 or cache is None or args or not cache.has_previous_state(mixer.layer_idx):
             whole: Tensor = mixer(hidden_states, *args, **kwargs)
             return whole
-        kwargs = {**kwargs, "attention_mask": None}  # nothing is padded behind a cache
+        kwargs = {**kwargs, "attention_mask": None}  # a pass that continues a cache has no padding
         projected, steps = mixer.in_proj(hidden_states), []
         for i in range(width):
             inputs.value = projected[:, i : i + 1]
@@ -44,7 +44,7 @@ class SteppedMixer(Replacement):
 
 
 def step_mixers(model: M) -> M:
-    """A view of `model` in which Mamba-1 mixers are stepped; the model itself where it has none."""
+    """A view of `model` in which Mamba-1 mixers run token by token; the model itself if it has none."""
     mixers = {
         name: SteppedMixer(module)
         for name, module in model.named_modules()
