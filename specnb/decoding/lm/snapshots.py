@@ -1,7 +1,7 @@
 """Running states (linear attention, Mamba, convolutions): rolled back to a copy, since they cannot be cropped.
 
 The states are copied before a pass with drafted tokens. If a draft is rejected, they are rolled back to the copy, and
-the next pass feeds the accepted tokens together with the new draft: no extra pass is needed, only a longer one.
+the next pass feeds the accepted tokens together with the new draft. Only many of them get a pass of their own.
 """
 
 from __future__ import annotations
