@@ -1,9 +1,9 @@
 """Compare what makes a pass cheaper: specnb's runtime beside torch.compile with freezing, on a CPU.
 
 `python -m tools.compare_runtime [--threads 1] [--repeats 20] [--output STEM]` times passes of SmolLM2-135M-Instruct
-over 1, 5 and 9 tokens behind 256 cached ones: the model as transformers runs it, specnb's prepared module tree without and
-with packed weights, and `torch.compile` (inductor, frozen weights) with a static cache. They take turns within one
-process.
+over 1, 5 and 9 tokens behind 256 cached ones: the model as transformers runs it, specnb's prepared module tree
+without and with packed weights, and `torch.compile` (inductor, frozen weights) with a static cache. They take turns
+within one process.
 """
 
 from __future__ import annotations

@@ -109,6 +109,12 @@ def section(file: str, heading: str) -> str:
     return "\n\n".join(block.strip() for block in blocks) + "\n"
 
 
+def only_table(file: str) -> str:
+    """The table of a page of results that has one."""
+    (block,) = (one for one in (RESULTS / file).read_text(encoding="utf-8").split("\n\n") if one.startswith("|"))
+    return block.strip() + "\n"
+
+
 def acceptance() -> str:
     """Acceptance on the embedded pairs."""
     found = json.loads(MODELS.read_text(encoding="utf-8"))
@@ -184,6 +190,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "suite contexts": lambda: section("bench-1-thread.md", "Long contexts"),
     "suite first token": lambda: section("bench-1-thread.md", "First token"),
     "suite own share": lambda: section("sections-1-thread.md", "Own share"),
+    "runtime": lambda: only_table("runtime-1-thread.md"),
+    "recurrent cost": lambda: only_table("recurrent-1-thread.md"),
     "acceptance": acceptance,
     "families": families,
     "recurrent": recurrent,
