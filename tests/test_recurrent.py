@@ -31,7 +31,7 @@ FAMILIES = [
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "mamba2", "falcon_h1", "bamba", "zamba2", "nemotron_h"),
     *("granitemoehybrid", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "lfm2", "lfm2_moe"),
     *("mamba", "falcon_mamba", "jamba", "zamba"),  # stepped token by token
-    *("deepseek_v4", "qwen4_exp_text", "minimax", "rwkv"),  # in a cache of their own
+    *("deepseek_v4", "qwen4_exp_text", "rwkv"),  # in a cache of their own
 ]
 IDS = range(3, 90)
 # Before 5.24 some keep their states elsewhere, and some do not take a block from a state: those are refused by name.
@@ -178,6 +178,34 @@ def test_the_copies_are_reported() -> None:
     assert result.runtime["target"]["state_snapshot_bytes"] > 0
     result = spec(tiny.llama(), tiny.ids(1, 20), max_new_tokens=12, prompt_lookup_num_tokens=4)
     assert result.runtime["target"]["state_snapshot_bytes"] == 0
+
+
+@NEW
+@pytest.mark.parametrize("kinds", [["linear_attention", "full_attention"], ["full_attention", "linear_attention"]])
+def test_minimax_is_refused_by_name(kinds: list[str]) -> None:
+    """Where linear attention comes first, its code masks a block of tokens wrongly behind a filled cache."""
+    model = tiny._build(
+        "MiniMaxForCausalLM", 1, **tiny._shape(64), head_dim=8, num_local_experts=4, layer_types=kinds * 2
+    )
+    ids = tiny.ids(2, 12)
+    assert list(spec(model, ids, max_new_tokens=8, method="plain").ids) == plain(model, ids, max_new_tokens=8)
+    for how in ({"prompt_lookup_num_tokens": 3}, {"assistant_model": model}, {"assistant_early_exit": 1}):
+        with no_forward(model), pytest.raises(ValueError, match=r"MiniMaxForCausalLM.*running state.*plain"):
+            spec(model, ids, max_new_tokens=8, **how)
+
+
+@NEW
+def test_rwkv_takes_no_cache() -> None:
+    model = model_of("rwkv")
+    with no_forward(model), pytest.raises(ValueError, match="RwkvForCausalLM takes none"):
+        spec(model, tiny.ids(0, 5), max_new_tokens=4, method="plain", cache=DynamicCache(config=model.config))
+
+
+@NEW
+def test_a_draft_of_linear_attention_alone_is_refused_by_name() -> None:
+    """The first three layers of Qwen3.5 have no attention layer, and transformers cannot run them alone."""
+    with pytest.raises(ValueError, match=r"first 3 layers.*linear_attention.*at least 4.*assistant_early_exit"):
+        specnb.load("tiny-qwen3-5", 3)
 
 
 def test_states_outside_the_cache_are_refused_by_name() -> None:

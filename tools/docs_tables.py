@@ -145,12 +145,12 @@ RECURRENT = {
     "OLMo hybrid": ("olmo_hybrid",),
     "LFM2, LFM3": ("lfm2", "lfm2_moe", "lfm3"),
     "DeepSeek-V4": ("deepseek_v4",),
-    "MiniMax": ("minimax",),
     "Bamba": ("bamba",),
     "Zamba, Zamba2": ("zamba", "zamba2"),
     "Jamba": ("jamba",),
     "Mamba, Mamba 2, Falcon-Mamba": ("mamba", "mamba2", "falcon_mamba"),
     "RWKV": ("rwkv",),
+    "MiniMax": ("minimax",),
     "RecurrentGemma": ("recurrent_gemma",),
 }
 """Families with running states, by the names that people know."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
 
+from specnb import compat
 from specnb.call import peft_adapters
 from specnb.call.generate_options import NEW_FIELDS, NEW_PARAMETERS, UNSUPPORTED_CACHES
 from specnb.call.method_selection import TRANSFORMERS_DEFAULTS
@@ -266,6 +267,8 @@ def check_user_cache(
     model: PreTrainedModel, config: GenerationConfig, past: Cache, target: LM, rows: Sequence[Row]
 ) -> None:
     """Raise ValueError if the cache that the call gives cannot be filled."""
+    if compat.cache_keyword(parameters := forward_parameters(type(model))) not in parameters:
+        raise ValueError(f"the given cache cannot be filled: {type(model).__name__} takes none; leave it out.")
     states = [has_states(layer) for layer in standard_cache_layers(model.config)]
     if any(states) and [has_states(layer) for layer in past.layers] != states:
         raise ValueError(

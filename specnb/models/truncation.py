@@ -80,6 +80,13 @@ def _truncated_config(config: Any, layers: int) -> Any:
     config = copy.deepcopy(config)
     text = config.get_text_config(decoder=True)
     total = text.num_hidden_layers
+    kinds: list[str] = list(getattr(text, "layer_types", None) or [])
+    first = next((i for i, kind in enumerate(kinds) if "attention" in kind and "linear" not in kind), 0)
+    if layers <= first:
+        raise ValueError(
+            f"the first {layers} layers of {config.model_type!r} have no attention layer ({kinds[0]}), so they cannot "
+            f"run alone: take at least {first + 1}, or use assistant_early_exit={layers}."
+        )
     for name, value in list(vars(text).items()):
         if "layer" in name and isinstance(value, list) and len(value) == total:
             setattr(text, name, value[:layers])

@@ -129,14 +129,14 @@ def fits_cached_lm(model: PreTrainedModel, max_length: int | None = None) -> boo
 def check_rollback(model: PreTrainedModel, role: str) -> None:
     """Raise Unsupported if rejected drafts cannot be rolled back; the message names the layers."""
     name = type(model).__name__
-    if compat.is_stateful(model) and not has_running_states(model):
+    states = compat.is_stateful(model) or any(map(has_states, standard_cache_layers(model.config)))
+    if states and not has_running_states(model):
         kinds = ", ".join(sorted({*unsupported_cache_layers(model.config).values()} - {"DynamicIndexedLayer"}))
         kinds = kinds or "kept outside the cache"
         raise Unsupported(
             f"the {role} ({name}) has layers with a running state ({kinds}) that cannot be rolled back after a "
             "rejection: "
-            + ("use method='plain', or a target" if role == "target" else "use a draft model")
-            + " whose layers are all attention layers."
+            + ("use method='plain', or another target." if role == "target" else "use another draft model.")
         )
 
 

@@ -117,7 +117,7 @@ class PreparedLM(LM):
         """Keep what the next pass needs from a pass's output."""
         cache = compat.cache_among(out)
         if isinstance(states := getattr(out, "state", None), list):
-            cache = (self._cache or StateList()).hold(states)
+            cache = (self._cache if isinstance(self._cache, StateList) else StateList()).hold(states)
         self._last_outputs = (
             type(out)({k: v for k, v in out.items() if k not in ("logits", *compat.CACHE_NAMES)}) if out else out
         )

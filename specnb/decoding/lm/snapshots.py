@@ -51,12 +51,10 @@ class Snapshots:
     Args:
         layers: the cache layers that hold states.
         length: number of tokens that the states have seen.
-        replaced: objects with attributes whose tensors are replaced by each pass: references to them are kept.
+        replaced: cache layers whose tensors are replaced by each pass: references to the old ones are kept.
     """
 
-    def __init__(
-        self, layers: Sequence[Any], length: int = 0, replaced: Sequence[tuple[Any, Sequence[str]]] = ()
-    ) -> None:
+    def __init__(self, layers: Sequence[Any], length: int = 0, replaced: Sequence[Any] = ()) -> None:
         self.layers, self.length, self._replaced = layers, length, replaced
         self._saved_length = 0  # 0: there is no copy
         self._saved: dict[tuple[int, str, int], Tensor] = {}
@@ -66,11 +64,7 @@ class Snapshots:
     def of_cache(cls, cache: Any, length: int) -> Snapshots | None:
         """The snapshots of a transformers cache that has seen `length` tokens; None if it has no running states."""
         layers = getattr(cache, "layers", ())
-        replaced: list[tuple[Any, Sequence[str]]] = [
-            (layer, list(vars(layer))) for layer in layers if is_replaced(layer)
-        ]
-        if hasattr(cache, "linear_cache"):  # MiniMax
-            replaced.append((cache, ["linear_cache"]))
+        replaced = [layer for layer in layers if is_replaced(layer)]
         states = [cache] if isinstance(cache, StateList) else [layer for layer in layers if has_states(layer)]
         return cls(states, length, replaced) if states or replaced else None
 
@@ -89,7 +83,7 @@ class Snapshots:
                 self._saved[key] = state.clone()
             else:
                 kept.copy_(state)
-        self._kept = [{name: copy.copy(getattr(one, name)) for name in names} for one, names in self._replaced]
+        self._kept = [{name: copy.copy(value) for name, value in vars(layer).items()} for layer in self._replaced]
         self._saved_length = self.length
 
     def roll_back(self, length: int) -> int:
@@ -109,9 +103,8 @@ class Snapshots:
                     state.copy_(kept)
                 else:  # a layer that records its past
                     getattr(self.layers[n], name)[i] = kept.clone()
-            for (one, _), attributes in zip(self._replaced, self._kept, strict=True):
-                for name, value in attributes.items():
-                    setattr(one, name, copy.copy(value))
+            for layer, attributes in zip(self._replaced, self._kept, strict=True):
+                vars(layer).update({name: copy.copy(value) for name, value in attributes.items()})
         else:
             for layer in filter(has_states, self.layers):
                 LinearAttentionLayer.reset(layer)
