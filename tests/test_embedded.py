@@ -54,6 +54,8 @@ LOWEST: list[tuple[str, str, dict[str, Any], str | None, float]] = [
     ("mtp_layers", "tiny-glm4-moe-mtp2", {"use_mtp": True, "num_assistant_tokens": 2}, None, 2.4),
     ("mtp_layers", "tiny-qwen3-5", {"use_mtp": True, "num_assistant_tokens": 1}, None, 1.6),
     ("prompt_lookup", "tiny-qwen3-5", {"prompt_lookup_num_tokens": 5}, None, 1.3),
+    ("universal", "tiny-qwen3-5", {"num_assistant_tokens": 5}, "tiny-llama-other", 1.5),
+    ("draft_model", "tiny-qwen3-5", {"num_assistant_tokens": 5}, "tiny-llama-draft", 1.5),
 ]
 
 
