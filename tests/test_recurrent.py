@@ -77,7 +77,7 @@ WAYS: dict[str, Callable[[str], dict[str, Any]]] = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_text_is_plain_decodings(family: str, way: str) -> None:
     model, rng = model_of(family), random.Random(f"{family} {way}")
-    for _ in range(3):  # 396 in all
+    for _ in range(3):  # 378 in all
         ids, new = prompt(rng), rng.randint(1, 40)
         options = WAYS[way](family)
         assert list(spec(model, ids, max_new_tokens=new, **options).ids) == plain(model, ids, max_new_tokens=new)

@@ -55,10 +55,8 @@ def target() -> PreTrainedModel:
     with torch.no_grad():
         tokens = torch.randn(VOCAB, 512)
         model.get_input_embeddings().weight.copy_(tokens)
-        following = torch.arange(VOCAB)
-        following[:CYCLE] = (torch.arange(CYCLE) + 1) % CYCLE
         head = torch.zeros(VOCAB, 512)
-        head[following[:CYCLE]] = tokens[:CYCLE]
+        head[(torch.arange(CYCLE) + 1) % CYCLE] = tokens[:CYCLE]
         model.get_output_embeddings().weight.copy_(head)
     return model
 

@@ -29,8 +29,8 @@ from specnb.runtime.module_view import layers_path, module_view
 _MAX_LISTED = 8  # missing tensors that a message lists
 _MTP_TENSORS = {"enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight"}
 """The tensors that an MTP layer has in addition to those of a decoder layer."""
-_BESIDE = {"fc.weight", "pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight", "norm.weight"}
-"""The same for MTP layers that are stored beside the model. There the names start with `mtp.`."""
+BESIDE = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "post_norm": "norm"}
+"""Where MTP layers are stored beside the model: the names of the same parts after `mtp.`, by their names in memory."""
 COUNTS = ("num_mtp_layers", "mtp_num_hidden_layers", "num_nextn_predict_layers")
 """Names under which configs declare the number of MTP layers."""
 _LOADED: WeakKeyDictionary[PreTrainedModel, MtpModel] = WeakKeyDictionary()
@@ -59,6 +59,8 @@ def stored_beside(model: PreTrainedModel) -> bool:
 
 def mtp_config(model: PreTrainedModel) -> PreTrainedConfig | None:
     """The config of the model's MTP layers; None if it has none, or if transformers cannot make one."""
+    if model in _LOADED:
+        return _LOADED[model].config
     if not num_mtp_layers(model):
         return None
     try:
@@ -149,7 +151,8 @@ def missing_tensors(model: PreTrainedModel) -> list[str]:
     like = _like(model, blocks, layers[0])
     block = blocks.get(like, set())
     head = "" if beside else next((name.split(f"{like}.")[0] for name in names if f"{like}." in name), "")
-    missing = [f"mtp.{name}" for name in sorted(_BESIDE) if beside and names and f"mtp.{name}" not in names]
+    own = (f"mtp.{name}.weight" for name in sorted(BESIDE.values()))
+    missing = [name for name in own if beside and names and name not in names]
     for layer in layers if block else ():
         there = blocks.get(layer, set())
         fused = any(name.endswith("experts.gate_up_proj") for name in there)  # as save_pair writes them
@@ -166,7 +169,7 @@ def _layer_names(model: PreTrainedModel) -> list[str]:
 
 
 def _own_names(model: PreTrainedModel) -> str:
-    names = _BESIDE if stored_beside(model) else _MTP_TENSORS
+    names = BESIDE.values() if stored_beside(model) else _MTP_TENSORS
     return ", ".join(sorted(name.removesuffix(".weight") for name in names))
 
 

@@ -51,7 +51,7 @@ def save_pair(pair: Pair, folder: str | os.PathLike[str]) -> None:
 
 def mtp_tensors(model: Any, mtp: Any) -> dict[str, Any]:
     """The tensors of loaded MTP layers, under their names in a checkpoint."""
-    from specnb.models.mtp import stored_beside
+    from specnb.models.mtp import BESIDE, stored_beside
 
     depth, beside = model.config.get_text_config(decoder=True).num_hidden_layers, stored_beside(model)
     named = {}
@@ -62,15 +62,11 @@ def mtp_tensors(model: Any, mtp: Any) -> dict[str, Any]:
             stored = f"mtp.layers.{layer}.{rest}" if beside else f"model.layers.{depth + int(layer)}.{rest}"
         elif beside:
             own, kind = rest.split(".", 1)
-            stored = f"mtp.{_BESIDE[own]}.{kind}"
+            stored = f"mtp.{BESIDE[own]}.{kind}"
         else:
             stored = f"model.layers.{depth + int(layer)}.{rest.replace('post_norm.', 'shared_head.norm.', 1)}"
         named[stored] = tensor.detach().cpu().contiguous()
     return named
-
-
-_BESIDE = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "post_norm": "norm"}
-"""Names of an MTP layer's own parts where it is stored beside the model."""
 
 
 def _save(model: Any, tokenizer: Any, place: Path) -> None:

@@ -26,7 +26,7 @@ from specnb.decoding.lm.model_inputs import (
 )
 from specnb.decoding.lm.prepared_lm import PreparedLM, prepare_arguments
 from specnb.decoding.lm.rowwise_lm import RowwiseLM
-from specnb.decoding.lm.snapshots import has_states, is_replaced
+from specnb.decoding.lm.snapshots import has_states, is_replaced, is_restored
 from specnb.decoding.padding import align_position_ids
 
 _DRAFT_MARGIN = 64  # number of tokens that a draft may reach past a row's end
@@ -129,8 +129,10 @@ def fits_cached_lm(model: PreTrainedModel, max_length: int | None = None) -> boo
 def check_rollback(model: PreTrainedModel, role: str) -> None:
     """Raise Unsupported if rejected drafts cannot be rolled back; the message names the layers."""
     name = type(model).__name__
-    states = compat.is_stateful(model) or any(map(has_states, standard_cache_layers(model.config)))
-    if states and not has_running_states(model):
+    stateful = compat.is_stateful(model) or (
+        has_custom_cache(model) and any(map(has_states, standard_cache_layers(model.config)))
+    )
+    if stateful and not has_running_states(model):
         kinds = ", ".join(sorted({*unsupported_cache_layers(model.config).values()} - {"DynamicIndexedLayer"}))
         kinds = kinds or "kept outside the cache"
         raise Unsupported(
@@ -143,14 +145,14 @@ def check_rollback(model: PreTrainedModel, role: str) -> None:
 def has_running_states(model: PreTrainedModel) -> bool:
     """Whether the layers of the model's cache hold running states that can be copied, and no others of unknown kind."""
     parameters = forward_parameters(type(model))
-    if model.config.model_type == "rwkv":
+    if compat.is_stateful(model) and "state" in parameters:  # RWKV's, see StateList
         return True
     if has_custom_cache(model) or compat.cache_keyword(parameters) not in parameters:
         return False
     layers = standard_cache_layers(model.config)
     others = [layers[i] for i in unsupported_cache_layers(model.config)]
     known = all(is_replaced(layer) or type(layer).__name__ == "DynamicIndexedLayer" for layer in others)
-    return known and any(has_states(layer) or is_replaced(layer) for layer in layers)
+    return known and any(map(is_restored, layers))
 
 
 def check_context_switch(model: PreTrainedModel) -> None:

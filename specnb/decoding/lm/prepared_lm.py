@@ -22,7 +22,7 @@ from specnb import compat
 from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.lm.base import LM, LMOptions, model_device
 from specnb.decoding.lm.model_inputs import forward_parameters
-from specnb.decoding.lm.snapshots import Snapshots, StateList, has_states, is_replaced
+from specnb.decoding.lm.snapshots import Snapshots, StateList, has_states, is_replaced, is_restored
 
 _MAX_STORED_ARGUMENTS = 64  # one entry per text length; more than a draft and a step need
 
@@ -125,7 +125,7 @@ class PreparedLM(LM):
         if cache is not None and cache is not self._cache:
             self._start_recording(cache, len(self._cached_ids))
         self._cache = cache
-        layers = [layer for layer in getattr(cache, "layers", ()) if not (has_states(layer) or is_replaced(layer))]
+        layers = [layer for layer in getattr(cache, "layers", ()) if not is_restored(layer)]
         fixed = [layer for layer in layers if not getattr(layer, "is_croppable", True)]
         kinds = sorted({type(layer).__name__ for layer in fixed if _is_filled(layer)})
         if self._rolls_back and kinds:
@@ -148,8 +148,7 @@ class PreparedLM(LM):
         if self._rolls_back and hasattr(cache, "activate_past_recording"):
             for layer in cache.layers:
                 slides = getattr(layer, "is_sliding", False) and not is_replaced(layer)
-                known = has_states(layer) or is_replaced(layer)
-                if hasattr(layer, "activate_past_recording") and (slides or not known):
+                if hasattr(layer, "activate_past_recording") and (slides or not is_restored(layer)):
                     layer.activate_past_recording()
                     self._records_past = True
 

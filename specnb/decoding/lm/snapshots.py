@@ -30,6 +30,11 @@ def is_replaced(layer: Any) -> bool:
     return type(layer).__name__ in _REPLACED
 
 
+def is_restored(layer: Any) -> bool:
+    """Whether `Snapshots` roll a cache layer back."""
+    return has_states(layer) or is_replaced(layer)
+
+
 class StateList:
     """The running states that RWKV returns with its logits, instead of a cache. RWKV's passes write into them."""
 
