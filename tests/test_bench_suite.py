@@ -6,11 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
+from checks import cache_name
 from transformers import PreTrainedModel
 
 from specnb import cli
 from specnb.bench import clocks, suite
+
+OLD = cache_name(tiny.llama()) == "past_key_values"  # transformers before 5.24
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +40,7 @@ def test_every_section_has_its_figures(stem: Path) -> None:
         assert all(run["same text"] for run in runs.values())
         assert runs["prompt_lookup"]["x transformers' own"] > 0 and runs["plain"]["x transformers' own"] > 0
         assert runs["prompt_lookup, num_assistant_tokens=2"]["x transformers' own"] is None
+    assert ["left out" in pair for pair in found["embedded"]] == [False] * 5 + [OLD]
     methods = {run["run"].split(",")[0] for pair in found["embedded"] for run in pair["runs"]}
     assert methods == {
         "plain",
@@ -46,12 +51,16 @@ def test_every_section_has_its_figures(stem: Path) -> None:
         "gemma4_assistant",
         "mtp_layers",
     }
-    for run in [run for pair in [*found["embedded"], *found["methods"]] for run in pair["runs"]]:
-        assert run["same text"]
-        if run["run"].startswith("mtp_layers") and run["transformers"]:  # transformers before 5.24 cannot load these
-            assert "missing" in run["transformers"] and run["x transformers' own"] is None
-        else:
-            assert not run["transformers"] and run["x transformers' own"] > 0
+    for pair in [*found["embedded"], *found["methods"]]:
+        for run in pair["runs"]:
+            assert run["same text"]
+            own = run["transformers"]
+            if pair.get("target") == "tiny-qwen3-5" and run["run"] != "plain":
+                assert "stateful" in own and run["x transformers' own"] is None
+            elif run["run"].startswith("mtp_layers") and own:  # transformers before 5.24 cannot load these
+                assert "missing" in own and run["x transformers' own"] is None
+            else:
+                assert not own and run["x transformers' own"] > 0
     assert [(row["method"], row["rows"]) for row in found["rows"]] == [
         ("plain", 1),
         ("plain", 2),

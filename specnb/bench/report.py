@@ -77,9 +77,13 @@ def _hindsight(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _embedded(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    groups = [(" + ".join(filter(None, (one["target"], one["assistant"]))), one["runs"]) for one in found]
+    names = [" + ".join(filter(None, (one["target"], one["assistant"]))) for one in found]
+    groups = [(name, one["runs"]) for name, one in zip(names, found, strict=True)]
     note = "Tiny models: most of the time is Python around the kernels."
-    return ["## Every method on the embedded pairs", note, _runs(groups, "pair")]
+    left_out = [
+        f"{name}: left out. {one['left out']}" for name, one in zip(names, found, strict=True) if "left out" in one
+    ]
+    return ["## Every method on the embedded pairs", note, _runs(groups, "pair"), *left_out]
 
 
 def _methods(found: Sequence[Mapping[str, Any]]) -> list[str]:
