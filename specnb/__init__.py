@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 _HOME = {
+    "Draft": "specnb.decoding.contracts",
+    "DraftRow": "specnb.drafters.registered",
+    "DrafterContext": "specnb.drafters.registered",
+    "DrafterError": "specnb.drafters.registered",
     "GenerationResult": "specnb.trace",
     "LoadError": "specnb.models",
     "Method": "specnb.options",
+    "Option": "specnb.options",
     "Pair": "specnb.models",
     "Panel": "specnb.notebook.panel",
     "Step": "specnb.trace",
@@ -20,8 +25,10 @@ _HOME = {
     "load": "specnb.models",
     "load_mtp": "specnb.models.mtp",
     "pack": "specnb.runtime.prepacked_linear",
+    "register_drafter": "specnb.drafters.registration",
     "save_pair": "specnb.models",
     "truncate": "specnb.models",
+    "unregister_drafter": "specnb.drafters.registration",
     "unpack": "specnb.runtime.prepacked_linear",
 }
 """The public names, and the module that each is imported from."""
@@ -32,6 +39,12 @@ __all__ = sorted(_HOME)
 if TYPE_CHECKING:
     from specnb.call.api import decoder as decoder
     from specnb.call.api import generate as generate
+    from specnb.decoding.contracts import Draft as Draft
+    from specnb.drafters.registered import DrafterContext as DrafterContext
+    from specnb.drafters.registered import DrafterError as DrafterError
+    from specnb.drafters.registered import DraftRow as DraftRow
+    from specnb.drafters.registration import register_drafter as register_drafter
+    from specnb.drafters.registration import unregister_drafter as unregister_drafter
     from specnb.models import LoadError as LoadError
     from specnb.models import Pair as Pair
     from specnb.models import save_pair as save_pair
@@ -40,6 +53,7 @@ if TYPE_CHECKING:
     from specnb.models.truncation import truncate as truncate
     from specnb.notebook.panel import Panel as Panel
     from specnb.options import Method as Method
+    from specnb.options import Option as Option
     from specnb.runtime.cuda_graphs import cuda_graphs as cuda_graphs
     from specnb.runtime.prepacked_linear import pack as pack
     from specnb.runtime.prepacked_linear import unpack as unpack

@@ -15,20 +15,20 @@ from specnb.call import peft_adapters, unsupported
 from specnb.call.custom_generate import CustomGenerate
 from specnb.call.inputs import check_arguments, check_prompt, encode, prepare_options, unwrap_model, value_in_effect
 from specnb.call.method_selection import (
-    ASSISTANT_METHODS,
-    SPECNB_OPTIONS,
     check_values,
     configs_in_order,
     is_requested,
     method_name,
     options_in_config,
     select_method,
+    specnb_options,
+    takes_assistant,
 )
 from specnb.call.option_types import DraftingOptions, GenerateOptions
 from specnb.call.streamers import ensure_end
 from specnb.models import Pair
 from specnb.models.mistral import for_stop_strings
-from specnb.options import ASKED_BY, BY_NAME, METHODS, Method, unknown
+from specnb.options import ASKED_BY, BY_NAME, Method, method_info, unknown
 from specnb.text import text_tokenizer
 from specnb.trace import GenerationResult, Step
 
@@ -62,8 +62,8 @@ def generate(
         model: the target, or a `Pair` from `specnb.load`, which also has the tokenizer and the assistant.
         inputs: token ids `[rows, length]`, a text, or a list of texts; `input_ids=` works too. Prompts of different
             lengths are rows, each decoded as if alone.
-        method: a method's name or a `Method`. None selects `draft_model` if there is an assistant, `prompt_lookup` with
-            `prompt_lookup_num_tokens`, else plain decoding.
+        method: the name of a method or of a registered drafter, or a `Method`. None selects `draft_model` if there is
+            an assistant, `prompt_lookup` with `prompt_lookup_num_tokens`, else plain decoding.
         assistant_model: the draft model; of a `Pair`, its target and tokenizer.
         tokenizer, assistant_tokenizer: the models' tokenizers; needed for texts, stop strings and `result.text`.
         streamer: a transformers streamer; it gets the prompt, then all tokens of each step together.
@@ -76,9 +76,10 @@ def generate(
         top_logprobs: the steps record this many (0 to 20) of the best tokens of target and drafter at each position.
         options: options of transformers' `generate()`, and drafting options (`num_assistant_tokens`,
             `num_assistant_tokens_schedule`, `assistant_confidence_threshold`, `max_matching_ngram_size`,
-            `verification`). In order of precedence a value comes from the call, from its `generation_config`, from the
-            target's generation config, from the draft model's (draft length, schedule and confidence threshold only, as
-            in transformers), or is specnb's default. `result.option_sources` says which. `temperature=0` is greedy.
+            `verification`, those of a registered drafter). In order of precedence a value comes from the call, from its
+            `generation_config`, from the target's generation config, from the draft model's (draft length, schedule and
+            confidence threshold only, as in transformers), or is specnb's default. `result.option_sources` says which.
+            `temperature=0` is greedy.
 
     Returns:
         A `GenerationResult`; its `.sequences` is what `generate()` would have returned.
@@ -118,7 +119,8 @@ def _check_arguments(
         pair, model = model, model.target
         tokenizer = tokenizer if tokenizer is not None else pair.tokenizer
         other_method = method is None and any(is_requested(options.get(option)) for option in ASKED_BY)
-        if assistant_model is None and not other_method and method_name(method) in (None, *ASSISTANT_METHODS):
+        fits = method is None or takes_assistant(method_name(method))
+        if assistant_model is None and not other_method and fits:
             assistant_model, assistant_tokenizer = pair.assistant, pair.assistant_tokenizer
     assistant_model, assistant_tokenizer = unwrap_model("assistant_model", assistant_model, assistant_tokenizer)
     wrapper, (model, _) = model, unwrap_model("model", model)
@@ -158,7 +160,8 @@ def _generate(
     unsupported.check_options(
         {name: value_in_effect(name, checked, model) for name in unsupported.UNSUPPORTED_OPTIONS | checked.keys()}
     )
-    passed = {name: value for name, value in checked.items() if name not in SPECNB_OPTIONS}
+    own = specnb_options()
+    passed = {name: value for name, value in checked.items() if name not in own}
     unsupported.check_option_names(model, passed)
     unsupported.check_cache(compat.cache_among(passed))
     passed = encode(model, inputs, passed, tokenizer)
@@ -214,14 +217,13 @@ def decoder(
         ValueError: an unknown method or option, or a wrong value.
     """
     assistant_model, assistant_tokenizer = unwrap_model("assistant_model", assistant_model, assistant_tokenizer)
-    if method is not None and not isinstance(method, Method) and method not in METHODS:
-        raise ValueError(unknown("method", method, METHODS))
+    if method is not None and not isinstance(method, Method):
+        method_info(method)
+    known = sorted(specnb_options())
     for name in options:
-        if name not in SPECNB_OPTIONS:
-            raise ValueError(
-                unknown("option", name, sorted(SPECNB_OPTIONS)) + " Give other options to generate() itself."
-            )
-    if assistant_model is not None and method_name(method) not in (None, *ASSISTANT_METHODS):
+        if name not in known:
+            raise ValueError(unknown("option", name, known) + " Give other options to generate() itself.")
+    if assistant_model is not None and method is not None and not takes_assistant(method_name(method)):
         raise ValueError(f"method {method_name(method)!r} does not use assistant_model=; leave it out.")
     bound = check_values(options)
     return CustomGenerate(

@@ -20,7 +20,6 @@ from specnb.call import peft_adapters, unsupported
 from specnb.call.generate_options import LOOP_ARGUMENTS
 from specnb.call.inputs import check_filled, prepare_inputs
 from specnb.call.method_selection import (
-    SPECNB_OPTIONS,
     TRANSFORMERS_DEFAULTS,
     SelectedMethod,
     call_signature,
@@ -31,6 +30,7 @@ from specnb.call.method_selection import (
     option_sources_in_effect,
     options_in_config,
     select_method,
+    specnb_options,
 )
 from specnb.call.streamers import SingleEndStreamer, ensure_end
 from specnb.decoding import padding
@@ -105,7 +105,7 @@ class CustomGenerate:
         """
         began, self.result = time.perf_counter(), None
         with ensure_end(self.streamer) as streamer:
-            requested = {name: model_kwargs.pop(name) for name in SPECNB_OPTIONS & model_kwargs.keys()}
+            requested = {name: model_kwargs.pop(name) for name in specnb_options() & model_kwargs.keys()}
             assistant = self._check_call(model, input_ids, generation_config, model_kwargs)
             sample = bool(generation_config.do_sample)
             selected, sources = self._selected_method(method, requested, generation_config, model, assistant)

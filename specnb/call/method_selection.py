@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cache
 from inspect import Parameter, Signature, signature
@@ -11,16 +11,27 @@ from typing import Any, NamedTuple
 from transformers import GenerationConfig
 
 from specnb import compat
-from specnb.options import ASKED_BY, BY_NAME, METHODS, Method, options_of, unknown
+from specnb.options import ASKED_BY, BY_NAME, Method, Option, all_options, drafting_options, method_info, method_names
 
 TRANSFORMERS_DEFAULTS: dict[str, Any] = compat.default_generation_params()
 """The values that transformers uses where neither the call nor a config sets one."""
-DRAFTING_OPTIONS = {name for name, option in BY_NAME.items() if option.group == "drafting"}
-SPECNB_OPTIONS = DRAFTING_OPTIONS | ASKED_BY.keys()
-"""Options that specnb handles itself; they are not passed on to `generate()`."""
-ASSISTANT_METHODS = {name for name, info in METHODS.items() if "assistant_model" in info.needs}
 ASSISTANT_CONFIG_OPTIONS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 """Options that are read from the draft model's generation config, as in transformers."""
+
+
+def all_drafting_options() -> set[str]:
+    """The names of all drafting options, those of registered drafters included."""
+    return {option.name for option in all_options() if option.group == "drafting"}
+
+
+def specnb_options() -> set[str]:
+    """The names of the options that specnb handles itself; they are not passed on to `generate()`."""
+    return all_drafting_options() | ASKED_BY.keys()
+
+
+def takes_assistant(method: str | None) -> bool:
+    """Whether a method is one for an assistant model; False for a name that no method has."""
+    return method in method_names() and "assistant_model" in method_info(str(method)).needs
 
 
 class SelectedMethod(NamedTuple):
@@ -71,9 +82,9 @@ def configs_in_order(called: Mapping[str, Any] | None, target: Any, assistant: A
     ]
 
 
-def options_in_config(config: Any, names: Any = SPECNB_OPTIONS) -> dict[str, Any]:
-    """The options among `names` that a generation config sets; None counts as not set."""
-    values = {name: getattr(config, name, None) for name in names}
+def options_in_config(config: Any, names: Collection[str] | None = None) -> dict[str, Any]:
+    """The options among `names` (all that specnb handles) that a generation config sets; None counts as not set."""
+    values = {name: getattr(config, name, None) for name in (specnb_options() if names is None else names)}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -94,8 +105,7 @@ def select_method(
     requested = {option: name for option, name in ASKED_BY.items() if is_requested(given.get(option))}
     wanted = [*requested.values(), *([assistant] if assistant else [])]
     name = method_name(method) or next(iter(wanted), None) or _method_from_configs(configs)
-    if name not in METHODS:
-        raise ValueError(unknown("method", str(name), METHODS))
+    info, own = method_info(name), drafting_options(name)
     for key, other in requested.items():
         if other != name:
             raise ValueError(
@@ -111,9 +121,10 @@ def select_method(
             f"the draft model (assistant_model=) is for method {assistant!r}, but the method asked for is {name!r}: "
             f"choose {assistant!r}, or leave the draft model out."
         )
-    if name in ASSISTANT_METHODS and not assistant:
-        raise ValueError(f"method {name!r} needs assistant_model=: {METHODS[name].help}.")
-    options = {key: value for key, value in given.items() if key in DRAFTING_OPTIONS and value is not None}
+    if "assistant_model" in info.needs and not assistant:
+        raise ValueError(f"method {name!r} needs assistant_model=: {info.help}.")
+    drafting = all_drafting_options()
+    options = {key: value for key, value in given.items() if key in drafting and value is not None}
     if isinstance(method, Method):
         if options or requested:
             raise ValueError(
@@ -134,7 +145,6 @@ def select_method(
     if name == "prompt_lookup":
         options = _with_lookup_length(options, given)
     sources = dict.fromkeys(options, "call")
-    own = [option.name for option in options_of(name) if option.group == "drafting"]
     for source, where, values in configs:
         for option in own:
             value = values.get(option)
@@ -144,19 +154,22 @@ def select_method(
             if assistant_schedule and sources.get("num_assistant_tokens") == "call":
                 continue  # the draft model's schedule belongs to a config's length, not to the call's
             if option not in options and value is not None:
-                options[option], sources[option] = _check_config_value(option, value, where), source
+                options[option], sources[option] = _check_config_value(own[option], value, where), source
     return SelectedMethod(Method(name, **options), sources)
 
 
 def check_values(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, those of specnb checked. Raises ValueError for a wrong value."""
+    """The options, specnb's own checked. Raises ValueError for a wrong value.
+
+    What only a registered drafter has is checked when the method is known.
+    """
     return {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
 
 
-def _check_config_value(option: str, value: Any, where: str) -> Any:
+def _check_config_value(option: Option, value: Any, where: str) -> Any:
     """A config's value, checked; the message of a ValueError names the config."""
     try:
-        return BY_NAME[option].check(value)
+        return option.check(value)
     except ValueError as error:
         raise ValueError(f"in {where}: {error}") from None
 
@@ -211,9 +224,10 @@ def option_sources_in_effect(
             known: a value there that is neither the target's nor transformers' default comes from the call.
         target: the target's generation config.
     """
+    drafting_names = all_drafting_options()
 
     def source(name: str) -> str:
-        if name in DRAFTING_OPTIONS:
+        if name in drafting_names:
             return drafting.get(name, "default")
         names = ("max_new_tokens", "max_length") if name == "max_new_tokens" else (name,)
         own = [value for value in (getattr(target, one, None) for one in names) if value is not None]
@@ -236,13 +250,17 @@ def effective_options(config: GenerationConfig, max_new_tokens: int) -> dict[str
     return {"max_new_tokens": max_new_tokens} | {name: value for name, value in values.items() if value is not None}
 
 
-@cache
 def call_signature(function: Callable[..., Any]) -> Signature:
     """The signature of a `custom_generate` method that names the options specnb handles.
 
     `generate()` passes the options that a callable's signature names on unchanged. So the call's drafting options
     arrive separately from those of the generation configs, which it merges.
     """
+    return _signature_with(function, frozenset(specnb_options()))
+
+
+@cache
+def _signature_with(function: Callable[..., Any], names: frozenset[str]) -> Signature:
     *first, rest = list(signature(function).parameters.values())[1:]
-    named = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in sorted(SPECNB_OPTIONS)]
+    named = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in sorted(names)]
     return Signature([*first, *named, rest])

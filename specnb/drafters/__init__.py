@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,11 +23,12 @@ from specnb.drafters.early_exit import early_exit
 from specnb.drafters.gemma4_assistant import Gemma4Assistant
 from specnb.drafters.mtp_layers import MtpLayers
 from specnb.drafters.prompt_lookup import PromptLookup
+from specnb.drafters.registered import DrafterContext, RegisteredDrafter
 from specnb.drafters.universal import Universal, retokenize_rows
 from specnb.models.gemma4 import is_gemma4_assistant
 from specnb.models.mtp import load_mtp, mtp_config, num_mtp_layers
 from specnb.models.pair import check_pair
-from specnb.options import Method
+from specnb.options import Method, MethodInfo, method_info
 from specnb.text import text_tokenizer
 
 if TYPE_CHECKING:
@@ -146,6 +148,20 @@ def _gemma4_assistant(context: MethodContext) -> tuple[LM, Drafter]:
     return target, Gemma4Assistant(context.assistant_model, target, context.sampling(target))
 
 
+def _registered(info: MethodInfo, context: MethodContext) -> tuple[LM, Drafter]:
+    target = context.target()
+    given = DrafterContext(
+        model=context.model,
+        tokenizer=context.tokenizer,
+        vocab_size=target.vocab_size,
+        device=target.device,
+        eos=frozenset(context.eos),
+        sample=context.sample,
+        options=MappingProxyType(dict(context.options)),
+    )
+    return target, RegisteredDrafter(info, given, context.top_logprobs, context.probabilities)
+
+
 _METHODS: dict[str, Callable[[MethodContext], tuple[LM, Drafter | None]]] = {
     "plain": _plain,
     "prompt_lookup": _prompt_lookup,
@@ -234,4 +250,5 @@ def build_method(method: str, context: MethodContext) -> tuple[LM, Drafter | Non
     Raises:
         ValueError: the models cannot be used for it.
     """
-    return _METHODS[method](context)
+    info = method_info(method)
+    return _METHODS[method](context) if info.factory is None else _registered(info, context)

@@ -3,6 +3,9 @@
 Validation, the arguments of the magics, the widgets of the panel and the documentation are all built from these tables.
 Option names are those of transformers' `generate()` wherever it has the option. An option whose default is None is left
 to the model's generation config. This package imports nothing else of specnb and no torch.
+
+`METHODS` and `OPTIONS` are specnb's own. Registered drafters and their options come on top of them: `method_info`,
+`method_names`, `options_of` and `all_options` know both.
 """
 
 from specnb.options.defaults import (
@@ -15,9 +18,23 @@ from specnb.options.defaults import (
     PANEL_MAX_NEW_TOKENS,
     WARM_UP_TOKENS,
 )
-from specnb.options.methods import ASKED_BY, METHODS, Method, MethodInfo, default, greedy_at_zero, options_of
+from specnb.options.methods import (
+    ASKED_BY,
+    METHODS,
+    Method,
+    MethodInfo,
+    all_options,
+    default,
+    drafting_options,
+    greedy_at_zero,
+    method_info,
+    method_names,
+    methods_with,
+    options_of,
+)
 from specnb.options.option import Option, unknown
-from specnb.options.table import BY_NAME, OPTIONS
+from specnb.options.registered import REGISTRY
+from specnb.options.table import BY_NAME, OPTIONS, OPTIONS_OF_REGISTERED
 
 __all__ = [
     "ASKED_BY",
@@ -30,13 +47,20 @@ __all__ = [
     "METHOD_PREFERENCE",
     "METHOD_WITHOUT_DRAFT_MODEL",
     "OPTIONS",
+    "OPTIONS_OF_REGISTERED",
     "PANEL_MAX_NEW_TOKENS",
+    "REGISTRY",
     "WARM_UP_TOKENS",
     "Method",
     "MethodInfo",
     "Option",
+    "all_options",
     "default",
+    "drafting_options",
     "greedy_at_zero",
+    "method_info",
+    "method_names",
+    "methods_with",
     "options_of",
     "unknown",
 ]

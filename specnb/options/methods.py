@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specnb.options.option import Option, unknown
-from specnb.options.table import BY_NAME, OPTIONS
+from specnb.options.registered import REGISTRY
+from specnb.options.table import BY_NAME, OPTIONS, OPTIONS_OF_REGISTERED
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class MethodInfo:
         source: the paper or implementation that the method follows.
         needs: arguments that must be given beside the target.
         defaults: options whose default differs from `Option.default` in this method.
+        options: of a registered drafter, the options that only it has.
+        factory: of a registered drafter, the function that makes it.
     """
 
     name: str
@@ -29,6 +32,8 @@ class MethodInfo:
     source: str
     needs: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    options: tuple[Option, ...] = ()
+    factory: Callable[[Any], Any] | None = None
 
 
 _METHODS = (
@@ -83,7 +88,7 @@ _METHODS = (
     ),
 )
 METHODS: dict[str, MethodInfo] = {info.name: info for info in _METHODS}
-"""The methods by name, in the order in which they are listed."""
+"""specnb's own methods by name, in the order in which they are listed."""
 
 ASKED_BY = {"prompt_lookup_num_tokens": "prompt_lookup", "assistant_early_exit": "early_exit", "use_mtp": "mtp_layers"}
 """Options of transformers' `generate()` that ask for a method."""
@@ -91,9 +96,67 @@ ASKED_BY = {"prompt_lookup_num_tokens": "prompt_lookup", "assistant_early_exit":
 _SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 
+def method_names() -> list[str]:
+    """The names of all methods: specnb's own, then the registered drafters."""
+    return [*METHODS, *REGISTRY.infos]
+
+
+def method_info(name: str) -> MethodInfo:
+    """The description of a method, specnb's own or a registered drafter.
+
+    Raises:
+        ValueError: there is no such method.
+    """
+    info = METHODS.get(name) or REGISTRY.infos.get(name)
+    if info is None:
+        failed = "".join(f" Drafter {key!r} could not be loaded from {why}." for key, why in REGISTRY.failed.items())
+        raise ValueError(unknown("method", str(name), method_names()) + failed)
+    return info
+
+
 def options_of(method: str) -> list[Option]:
-    """The options that apply to a method, in the order of `OPTIONS`."""
-    return [option for option in OPTIONS if not option.methods or method in option.methods]
+    """The options that apply to a method: those of drafting, with a registered drafter's own, then the others.
+
+    Raises:
+        ValueError: there is no such method.
+    """
+    info = method_info(method)
+    registered = OPTIONS_OF_REGISTERED if info.factory is not None else ()
+    common = [o for o in OPTIONS if not o.methods or method in o.methods or o.name in registered]
+    drafting = [option for option in common if option.group == "drafting"]
+    return [*drafting, *info.options, *(option for option in common if option.group != "drafting")]
+
+
+def drafting_options(method: str) -> dict[str, Option]:
+    """The drafting options of a method by name, those that a `Method` takes."""
+    return {option.name: option for option in options_of(method) if option.group == "drafting"}
+
+
+def all_options() -> list[Option]:
+    """Every option, those of registered drafters after specnb's own ones for drafting.
+
+    Where several registered drafters have an option of one name, it is listed once, with the bounds that they share.
+    """
+    own: dict[str, Option] = {}
+    for info in REGISTRY.infos.values():
+        for option in info.options:
+            own[option.name] = _joined(own[option.name], option) if option.name in own else option
+    drafting = [option for option in OPTIONS if option.group == "drafting"]
+    return [*drafting, *own.values(), *(option for option in OPTIONS if option.group != "drafting")]
+
+
+def _joined(one: Option, other: Option) -> Option:
+    """An option of several registered drafters. Bounds that differ are left out; `Method` checks those of its own."""
+    names = ("low", "high", "low_open", "high_open", "choices")
+    same = all(getattr(one, name) == getattr(other, name) for name in names)
+    joined = replace(one, methods=(*one.methods, *other.methods))
+    return joined if same else replace(joined, low=None, high=None, low_open=False, high_open=False, choices=())
+
+
+def methods_with(option: Option) -> list[str]:
+    """The names of the methods that have an option."""
+    registered = REGISTRY.infos if option.name in OPTIONS_OF_REGISTERED else ()
+    return [*option.methods, *registered] if option.methods else method_names()
 
 
 def default(option: str, method: str) -> Any:
@@ -106,7 +169,9 @@ def default(option: str, method: str) -> Any:
     Returns:
         The method's own default if it has one, else `Option.default`.
     """
-    return METHODS[method].defaults.get(option, BY_NAME[option].default)
+    info = method_info(method)
+    own = next((one for one in info.options if one.name == option), None)
+    return info.defaults.get(option, (own or BY_NAME[option]).default)
 
 
 def greedy_at_zero(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +193,7 @@ class Method:
     """A method with its drafting options: `Method("prompt_lookup", num_assistant_tokens=8)`.
 
     Args:
-        name: the method's name, one of `METHODS`.
+        name: the method's name: one of specnb's own, or that of a registered drafter.
         options: drafting options of the method.
 
     Attributes:
@@ -142,13 +207,11 @@ class Method:
     """
 
     def __init__(self, name: str, **options: Any) -> None:
-        if name not in METHODS:
-            raise ValueError(unknown("method", name, METHODS))
-        own = {option.name: option for option in options_of(name) if option.group == "drafting"}
+        info, own = method_info(name), drafting_options(name)
         for key in options:
             if key not in own:
                 raise ValueError(f"method {name!r}: " + unknown("option", key, own))
-        for need in METHODS[name].needs:
+        for need in info.needs:
             if need in own and options.get(need) is None:
                 raise ValueError(f"method {name!r} needs {need}=: {own[need].help}.")
         self.name = name

@@ -224,3 +224,12 @@ OPTIONS: tuple[Option, ...] = (
 """The options, in the order in which they are listed."""
 BY_NAME: dict[str, Option] = {option.name: option for option in OPTIONS}
 """The options by name."""
+
+OPTIONS_OF_REGISTERED = (
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "assistant_ensemble_weight",
+    "verification",
+)
+"""The options that every registered drafter has beside its own."""
