@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from specnb import compat
 from specnb.models.mtp import mtp_layer_patterns
-from specnb.options import default, greedy_at_zero
+from specnb.options import default, method_info, greedy_at_zero
 from specnb.runtime.module_view import module_view
 
 _DRAFT = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
@@ -85,6 +85,8 @@ class Reference:
             ValueError: transformers does not have what the run asks for.
         """
         method, target = arguments.get("method", "plain"), self.target
+        if method_info(method).factory is not None:
+            raise ValueError("transformers does not have this drafter")
         if arguments.get("verification", default("verification", method)) != "token":
             raise ValueError("transformers has no block verification")
         draft = {name: arguments[name] for name in _DRAFT if arguments.get(name) is not None}

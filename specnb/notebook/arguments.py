@@ -12,13 +12,14 @@ from specnb.notebook.magic_parser import Parser, flag, unescape
 from specnb.notebook.values import parse_values
 from specnb.options import (
     BENCH_REPEATS,
-    BY_NAME,
     MAGIC_MAX_NEW_TOKENS,
     METHOD_WITHOUT_DRAFT_MODEL,
-    METHODS,
-    OPTIONS,
     Option,
+    all_options,
     default,
+    method_info,
+    method_names,
+    methods_with,
     unknown,
 )
 
@@ -54,7 +55,7 @@ panel = specnb.Panel(pair), then panel.result, panel.results, panel.options."""
 
 
 def specgen_parser() -> Parser:
-    """The parser of `%%specgen`: its own arguments, and one for every option of `specnb.options`."""
+    """The parser of `%%specgen`: its own arguments, and one for every option, as they are now."""
     parser = Parser("%%specgen", _SPECGEN)
     own = _cell(parser, "GenerationResult")
     own.add_argument(
@@ -62,7 +63,7 @@ def specgen_parser() -> Parser:
         type=_method,
         metavar="NAME",
         help=(
-            f"{', '.join(METHODS)}; default: the one that fits the draft model, or {METHOD_WITHOUT_DRAFT_MODEL} "
+            f"{', '.join(method_names())}; default: the one that fits the draft model, or {METHOD_WITHOUT_DRAFT_MODEL} "
             "without a draft model"
         ),
     )
@@ -81,7 +82,7 @@ def specgen_parser() -> Parser:
 
 
 def specbench_parser() -> Parser:
-    """The parser of `%%specbench`: its own arguments, and one for every option of `specnb.options`."""
+    """The parser of `%%specbench`: its own arguments, and one for every option, as they are now."""
     parser = Parser("%%specbench", _SPECBENCH)
     own = _cell(parser, "Comparison")
     own.add_argument(
@@ -89,7 +90,7 @@ def specbench_parser() -> Parser:
         nargs="*",
         type=_method,
         metavar="METHOD",
-        help=f"one of {', '.join(METHODS)}; default: all that the pair can run",
+        help=f"one of {', '.join(method_names())}; default: all that the pair can run",
     )
     own.add_argument(
         "--vary",
@@ -134,7 +135,7 @@ def _cell(parser: Parser, result: str) -> Any:
 
 def _options(parser: Parser) -> None:
     groups: dict[str, Any] = {}
-    for option in OPTIONS:
+    for option in all_options():
         group = groups.get(option.group) or groups.setdefault(option.group, parser.add_argument_group(option.group))
         if option.type is bool:
             group.add_argument(flag(option.name), action=argparse.BooleanOptionalAction, help=_help(option))
@@ -196,9 +197,10 @@ def _value(option: Option) -> Callable[[str], Any]:
 
 
 def _method(text: str) -> str:
-    if text not in METHODS:
-        raise argparse.ArgumentTypeError(unknown("method", text, METHODS))
-    return text
+    try:
+        return method_info(text).name
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _repeats(text: str) -> int:
@@ -210,13 +212,13 @@ def _repeats(text: str) -> int:
 def _vary(text: str) -> tuple[Option, list[Any]]:
     name, equals, given = text.partition("=")
     name = name.lstrip("-").replace("-", "_")
-    drafting = [option.name for option in OPTIONS if option.group == "drafting"]
+    drafting = {option.name: option for option in all_options() if option.group == "drafting"}
     if name not in drafting:
         raise argparse.ArgumentTypeError(unknown("option", name, drafting))
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} names no values: write --vary {name}=1,2,4-8.")
     try:
-        return BY_NAME[name], parse_values(BY_NAME[name], given)
+        return drafting[name], parse_values(drafting[name], given)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -234,12 +236,11 @@ def _metavar(option: Option) -> str:
 
 
 def _help(option: Option) -> str:
-    methods = option.methods or tuple(METHODS)
-    values = {method: default(option.name, method) for method in methods}
+    values = {method: default(option.name, method) for method in methods_with(option)}
     text = option.help
     if option.default is not None:
         odd = [f"{method}: {value}" for method, value in values.items() if value != option.default]
         text += f"; default {option.default}" + (f" ({', '.join(odd)})" if odd else "")
     if option.methods:
-        text += f" [{', '.join(option.methods)}]"
+        text += f" [{', '.join(values)}]"
     return text.replace("%", "%%")

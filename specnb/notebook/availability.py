@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specnb.options import METHODS
+from specnb.options import method_info, method_names
 
 _NO_DRAFT = "there is no draft model: load the pair with one (%specload NAME --assistant OTHER)"
 
@@ -20,13 +20,14 @@ def available_methods(pair: Any) -> dict[str, str | None]:
     """
     from specnb import drafters
     from specnb.call import unsupported
+    from specnb.call.method_selection import takes_assistant
     from specnb.models.mtp import num_mtp_layers
 
     try:
         unsupported.check_model(pair.target, {})
     except ValueError as error:
-        return dict.fromkeys(METHODS, str(error))
-    reasons: dict[str, str | None] = dict.fromkeys(METHODS)
+        return dict.fromkeys(method_names(), str(error))
+    reasons: dict[str, str | None] = dict.fromkeys(method_names())
     layers = getattr(pair.target.config.get_text_config(decoder=True), "num_hidden_layers", 0)
     if layers < 2:
         reasons["early_exit"] = f"the target has {layers} layer, so none can leave early"
@@ -39,9 +40,9 @@ def available_methods(pair: Any) -> dict[str, str | None]:
         fitting = drafters.assistant_method(pair.target, pair.assistant, pair.tokenizer, pair.assistant_tokenizer)
     except ValueError as error:
         why = str(error)
-    for name, info in METHODS.items():
-        if "assistant_model" in info.needs and name != fitting:
-            reasons[name] = why if fitting is None else _OTHER_METHOD[name].format(METHODS[fitting].title)
+    for name in reasons:
+        if takes_assistant(name) and name != fitting:
+            reasons[name] = why if fitting is None else _OTHER_METHOD[name].format(method_info(fitting).title)
     return reasons
 
 

@@ -10,7 +10,7 @@ from IPython.display import display
 
 from specnb.notebook.availability import available_methods
 from specnb.notebook.stream import is_notebook
-from specnb.options import METHODS, options_of
+from specnb.options import drafting_options, method_names
 
 _COMPARE_ARGUMENTS = ("repeats", "transformers", "chat", "system")
 
@@ -33,7 +33,7 @@ class Benchmark:
         self.pair, self.prompts = pair, prompts
         self.settings = {name: given.pop(name) for name in _COMPARE_ARGUMENTS if name in given}
         self.runs = runs(pair, methods, vary, given)
-        drafting = {option.name for method in METHODS for option in options_of(method) if option.group == "drafting"}
+        drafting = {option for method in method_names() for option in drafting_options(method)}
         self.settings |= {name: value for name, value in given.items() if name not in drafting}
 
     def run(self, shell: Any, live: bool = True, quiet: bool = False) -> tuple[KeyboardInterrupt | None, Any]:
@@ -104,7 +104,7 @@ def runs(
     for name in methods:
         if possible[name] is not None:
             raise ValueError(f"{pair.name or 'this pair'} cannot run {name}: {possible[name]}.")
-    own = {name: {option.name for option in options_of(name) if option.group == "drafting"} for name in METHODS}
+    own = {name: drafting_options(name) for name in possible}
     exits = "assistant_early_exit" in given or (vary is not None and vary[0].name == "assistant_early_exit")
     chosen = list(methods) or [
         name

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 
-from specnb.options import METHODS, OPTIONS, unknown
+from specnb.options import all_options, method_names, unknown
 
 _WORD = re.compile(
     r"""'(?P<single>[^']*)'|"(?P<double>(?:\\["\\]|\\(?!["\\])|[^"\\])*)"|(?P<bare>[^\s'"]+)"""
@@ -85,8 +85,8 @@ class Parser(argparse.ArgumentParser):
     def choices_of(self, name: str) -> list[str]:
         """The values to offer after a flag, if they are known."""
         if name == "--method":
-            return list(METHODS)
-        return [value for option in OPTIONS if flag(option.name) == name for value in option.choices]
+            return method_names()
+        return [value for option in all_options() if flag(option.name) == name for value in option.choices]
 
     def read(self, line: str) -> dict[str, Any]:
         """Parse a line.
@@ -115,7 +115,8 @@ class Parser(argparse.ArgumentParser):
     def _refuse_unknown(self, words: Iterable[str]) -> None:
         for name in (word.partition("=")[0] for word in words):
             if name == "--method" and name not in self.flags:
-                raise UsageError(f"{self.prog} has no --method: write the methods' names alone ({', '.join(METHODS)}).")
+                names = ", ".join(method_names())
+                raise UsageError(f"{self.prog} has no --method: write the methods' names alone ({names}).")
             if name not in self.flags:
                 raise UsageError(unknown("option", name, (f for f in self.flags if f.startswith("--"))))
 

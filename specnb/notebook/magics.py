@@ -20,7 +20,7 @@ from specnb.notebook.benchmark import Benchmark, split_prompts
 from specnb.notebook.magic_parser import complete
 from specnb.notebook.session import LAST, LAST_BENCH, Session
 from specnb.notebook.stream import View, view_for
-from specnb.options import MAGIC_MAX_NEW_TOKENS, METHOD_WITHOUT_DRAFT_MODEL, METHODS
+from specnb.options import MAGIC_MAX_NEW_TOKENS, METHOD_WITHOUT_DRAFT_MODEL, method_info, method_names
 from specnb.text import prompt_inputs
 
 _NAME = re.compile(r"\{\{([^\W\d]\w*)\}\}|\{([^\W\d]\w*)\}")
@@ -33,6 +33,14 @@ class Interrupted(KeyboardInterrupt):
         return [f"Interrupted: {self}"]
 
 
+class _MethodName(Enum):
+    """The name of a method, registered drafters included: what is valid changes with them."""
+
+    def validate(self, obj: Any, value: Any) -> Any:
+        self.values = method_names()
+        return super().validate(obj, value)
+
+
 @magics_class
 class SpecMagics(Magics):
     """The magics and their defaults.
@@ -40,8 +48,8 @@ class SpecMagics(Magics):
     `%config SpecMagics` lists the defaults, and `%config SpecMagics.max_new_tokens = 64` sets one.
     """
 
-    method: Any = Enum(
-        list(METHODS),
+    method: Any = _MethodName(
+        [],
         default_value=None,
         allow_none=True,
         help=f"Method of %%specgen; None: the one that fits the draft model, {METHOD_WITHOUT_DRAFT_MODEL} without one.",
@@ -78,16 +86,17 @@ class SpecMagics(Magics):
     def complete_line(self, _shell: Any, event: Any) -> list[str]:
         """Complete flags and their values."""
         magic = event.line.lstrip().lstrip("%")
-        parser = next((own for name, own in _PARSERS.items() if magic.startswith(name)), _PARSERS["specgen"])
-        return complete(parser, event.text_until_cursor, event.symbol, self.session.pairs)
+        make = next((make for name, make in _PARSERS.items() if magic.startswith(name)), specgen_parser)
+        return complete(make(), event.text_until_cursor, event.symbol, self.session.pairs)
 
     # ---- magics
     @no_var_expand
     @line_magic
     def specload(self, line: str) -> None:
-        options = _PARSERS["specload"].read(line)
+        parser = specload_parser()
+        options = parser.read(line)
         if options.pop("help", False):
-            print(_PARSERS["specload"].format_help())
+            print(parser.format_help())
             return
         dropped, listed, name = options.pop("drop", None), options.pop("list", False), options.pop("name", None)
         output = options.pop("output", None)
@@ -124,9 +133,10 @@ class SpecMagics(Magics):
     @no_var_expand
     @line_cell_magic
     def specgen(self, line: str, cell: str | None = None) -> None:
-        options = _PARSERS["specgen"].read(line)
+        parser = specgen_parser()
+        options = parser.read(line)
         if options.pop("help", False):
-            print(_PARSERS["specgen"].format_help())
+            print(parser.format_help())
             return
         body = exact_body(line, cell or "", self._cells)
         if not body.strip():
@@ -143,7 +153,7 @@ class SpecMagics(Magics):
         method = own["method"] or self.method  # None: the method that fits the draft model
         if pair.assistant is None:
             method = method or METHOD_WITHOUT_DRAFT_MODEL
-        if method and "assistant_model" in METHODS[method].needs and pair.assistant is None:
+        if method and "assistant_model" in method_info(method).needs and pair.assistant is None:
             raise UsageError(f"method {method!r} needs a draft model: %specload {pair.name} --assistant NAME")
         if self.max_new_tokens is not None:
             options.setdefault("max_new_tokens", self.max_new_tokens)
@@ -153,9 +163,10 @@ class SpecMagics(Magics):
     @no_var_expand
     @line_cell_magic
     def specbench(self, line: str, cell: str | None = None) -> None:
-        options = _PARSERS["specbench"].read(line)
+        parser = specbench_parser()
+        options = parser.read(line)
         if options.pop("help", False):
-            print(_PARSERS["specbench"].format_help())
+            print(parser.format_help())
             return
         prompts = split_prompts(exact_body(line, cell or "", self._cells, "%%specbench"))
         if not prompts:
@@ -181,9 +192,10 @@ class SpecMagics(Magics):
     @no_var_expand
     @line_magic
     def specpanel(self, line: str) -> Any:
-        options = _PARSERS["specpanel"].read(line)
+        parser = specpanel_parser()
+        options = parser.read(line)
         if options.pop("help", False):
-            print(_PARSERS["specpanel"].format_help())
+            print(parser.format_help())
             return None
         from specnb.notebook.panel import Panel
 
@@ -221,13 +233,13 @@ class SpecMagics(Magics):
 
 
 _PARSERS = {
-    "specgen": specgen_parser(),
-    "specload": specload_parser(),
-    "specpanel": specpanel_parser(),
-    "specbench": specbench_parser(),
+    "specgen": specgen_parser,
+    "specload": specload_parser,
+    "specpanel": specpanel_parser,
+    "specbench": specbench_parser,
 }
-for _name, _parser in _PARSERS.items():
-    getattr(SpecMagics, _name).__doc__ = _parser.format_help()
+for _name, _make in _PARSERS.items():
+    getattr(SpecMagics, _name).__doc__ = _make().format_help()
 
 
 def exact_body(line: str, cell: str, typed: Sequence[str], magic: str = "%%specgen") -> str:

@@ -11,7 +11,7 @@ import ipywidgets as widgets
 from specnb.notebook.panel.controls import labelled_widget, note, scrollable
 from specnb.notebook.panel.form import Form
 from specnb.notebook.values import parse_values
-from specnb.options import BENCH_REPEATS, BY_NAME, METHODS, options_of
+from specnb.options import BENCH_REPEATS, drafting_options, method_info
 
 
 class CompareForm:
@@ -51,12 +51,12 @@ class CompareForm:
     def refresh(self) -> None:
         """Offer the methods and options of the chosen pair and method."""
         names = [name for name in self.form.available if name != "plain"]
-        entries = [(METHODS[name].title, name) for name in names]
+        entries = [(method_info(name).title, name) for name in names]
         if list(self.methods.options) != entries:
             self.methods.options = entries
             self.methods.value = names
         method = self.form.method.value
-        own = [o.name for o in options_of(method) if o.group == "drafting"] if method else []
+        own = list(drafting_options(method)) if method else []
         if list(self.option.options) != own:
             before = self.option.value
             self.option.options = own
@@ -76,7 +76,7 @@ class CompareForm:
                 raise ValueError("choose at least one method to compare with plain decoding.")
             return [{"method": name, **self.form.drafting_controls(name).values()} for name in chosen]
         method = self.form.method.value
-        option = next((o for o in options_of(method) if o.name == self.option.value), None)
+        option = drafting_options(method).get(self.option.value)
         if option is None or method == "plain":
             raise ValueError("plain decoding has no options to vary: choose another method above.")
         base = self.form.drafting_controls(method).values()
@@ -93,7 +93,8 @@ class CompareForm:
             widget.layout.display = "" if shown else "none"
 
     def _suggest(self) -> None:
-        option = BY_NAME.get(self.option.value)
+        method = self.form.method.value
+        option = drafting_options(method).get(self.option.value) if method else None
         if option is not None and option.choices:
             self.given.value = ", ".join(option.choices)
         elif option is not None and option.type is float:

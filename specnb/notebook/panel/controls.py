@@ -87,7 +87,7 @@ class Control:
         if option.type is bool:
             return labelled_widget(widgets.Checkbox, option.name, value=initial)
         if option.type is str:
-            hint = "one per line; \\n stands for a line break" if option.multiple else ""
+            hint = "one per line; \\n stands for a line break" if option.multiple else initial or ""
             return labelled_widget(widgets.Textarea if option.multiple else widgets.Text, option.name, placeholder=hint)
         if initial is None:
             self._switch = widgets.Checkbox(value=False, description=f"set {option.name}", indent=False)

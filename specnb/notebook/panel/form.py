@@ -14,7 +14,17 @@ from specnb.notebook.panel.code import Request
 from specnb.notebook.panel.controls import Controls, labelled_widget, note
 from specnb.notebook.panel.pages import Collapsible
 from specnb.notebook.session import Session
-from specnb.options import METHOD_PREFERENCE, METHODS, OPTIONS, PANEL_MAX_NEW_TOKENS, default, options_of
+from specnb.options import (
+    METHOD_PREFERENCE,
+    METHODS,
+    OPTIONS,
+    PANEL_MAX_NEW_TOKENS,
+    REGISTRY,
+    default,
+    drafting_options,
+    method_info,
+    method_names,
+)
 from specnb.text import has_chat_template
 
 _PROMPT = "Write the numbers from one to ten, one per line, twice."
@@ -74,6 +84,7 @@ class Form:
         self.refresh()
         if method in self.available:
             self.method.value = method
+        REGISTRY.listen(self.refresh_methods)
 
     # ---- current values
     @property
@@ -90,7 +101,7 @@ class Form:
         """The controls of a method's drafting options. They keep their values while the pair is chosen."""
         key = id(self.pair), method
         if key not in self._controls:
-            own = [option for option in options_of(method) if option.group == "drafting"]
+            own = drafting_options(method).values()
             initial = {o.name: default(o.name, method) for o in own}
             initial |= (
                 options_in_config(getattr(self.pair.assistant, "generation_config", None), ASSISTANT_CONFIG_OPTIONS)
@@ -105,15 +116,13 @@ class Form:
     @property
     def common(self) -> tuple[Controls, Controls]:
         """The controls of length and sampling: the main ones, and the others."""
-        for part in ("main", "more"):
-            key = id(self.pair), part
+        main, more = ((id(self.pair), part) for part in _PARTS)
+        for key in (main, more):
             if key not in self._controls:
-                own = [
-                    o for o in OPTIONS if o.group in ("length", "sampling") and (o.name in _MAIN) == (part == "main")
-                ]
+                own = [o for o in OPTIONS if o.group in ("length", "sampling") and (o.name in _MAIN) == (key == main)]
                 initial = {"do_sample": False} | self._configured() | {"max_new_tokens": PANEL_MAX_NEW_TOKENS}
                 self._controls[key] = self._observed(Controls(own, initial, max_new_tokens={"always": True}))
-        return self._controls[id(self.pair), "main"], self._controls[id(self.pair), "more"]
+        return self._controls[main], self._controls[more]
 
     def values(self) -> dict[str, Any]:
         """The options to pass to `generate`, by name.
@@ -186,18 +195,13 @@ class Form:
         for key in [key for key in self._controls if pair is None or key[0] != id(pair)]:
             del self._controls[key]
         if pair is None:
-            self.reasons = dict.fromkeys(METHODS, "no model is loaded")
+            self.reasons = dict.fromkeys(method_names(), "no model is loaded")
             self.about.value = (
                 "<div class='specnb'><small>No model is loaded: choose one on the page “Load” below.</small></div>"
             )
             return
-        self.reasons = available_methods(pair)
-        wanted, names = self.method.value, self.available
-        self._silent = True
-        self.method.options = [(METHODS[name].title, name) for name in names]
-        preferred = next((name for name in METHOD_PREFERENCE if name in names), None)
-        self.method.value = wanted if wanted in names else preferred or next(iter(names), None)
-        self._silent = False
+        self._offer_methods()
+        names = self.available
         template = has_chat_template(pair.tokenizer)
         self.chat.disabled, self.chat.value = not template, template
         if names:
@@ -205,6 +209,24 @@ class Form:
             self.main.children, self.more.children = [main.box, note(_SAMPLING), self.reset], [more.box]
         self._method_chosen()
         self._show_system()
+
+    def _offer_methods(self) -> None:
+        """Offer the methods that the chosen pair can run; the chosen one stays if it is among them."""
+        self.reasons = available_methods(self.pair)
+        wanted, names = self.method.value, self.available
+        self._silent = True
+        self.method.options = [(method_info(name).title, name) for name in names]
+        preferred = next((name for name in METHOD_PREFERENCE if name in names), None)
+        self.method.value = wanted if wanted in names else preferred or next(iter(names), None)
+        self._silent = False
+
+    def refresh_methods(self) -> None:
+        """Show the methods anew: a drafter was registered, perhaps in place of another, or removed."""
+        for key in [key for key in self._controls if key[1] not in (*METHODS, *_PARTS)]:
+            del self._controls[key]
+        if self.pair is not None:
+            self._offer_methods()
+            self._method_chosen()
 
     def _model_chosen(self, change: Any) -> None:
         if self._silent or change["new"] is None:
@@ -217,14 +239,15 @@ class Form:
         if self._silent:
             return
         name = self.method.value
-        missing = {METHODS[n].title: reason for n, reason in self.reasons.items() if reason is not None}
+        missing = {method_info(n).title: reason for n, reason in self.reasons.items() if reason is not None}
         listed = "".join(f"<li><s>{escape(t)}</s> (cannot run): {escape(r)}</li>" for t, r in missing.items())
         fold = (
             f"<details><summary>{len(missing)} methods cannot run with this pair</summary><ul>{listed}</ul></details>"
         )
-        about = (
-            f"{METHODS[name].title}: {METHODS[name].help}. {METHODS[name].source}." if name else "No method can run."
-        )
+        about = "No method can run."
+        if name:
+            info = method_info(name)
+            about = f"{info.title}: {info.help}." + (f" {info.source}." if info.source else "")
         self.about.value = f"<div class='specnb'><small>{escape(about)}</small>{fold if missing else ''}</div>"
         if name:
             controls = self.drafting_controls(name)
@@ -253,5 +276,6 @@ class Form:
         return {name: value for name, value in values.items() if value is not None and name != "assistant_early_exit"}
 
 
+_PARTS = ("(main)", "(more)")  # keys of the controls of length and sampling, beside the names of methods
 _MAIN = ("max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "seed")
 _SAMPLING = "temperature, top_k, top_p, min_p and seed only have an effect when sampling (do_sample)."

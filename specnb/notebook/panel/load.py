@@ -10,11 +10,11 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from specnb.call.method_selection import takes_assistant
 from specnb.models.registry import REGISTERED
 from specnb.notebook.panel.controls import labelled_widget, note
 from specnb.notebook.panel.worker import no_progress_bars
 from specnb.notebook.session import Session
-from specnb.options import METHODS
 
 
 class LoadForm:
@@ -32,7 +32,7 @@ class LoadForm:
 
 def loaded_message(pair: Any, reasons: Mapping[str, str | None]) -> str:
     """The message about a loaded pair. `reasons` are those of `available_methods`."""
-    of_drafts = [reasons[name] for name, info in METHODS.items() if "assistant_model" in info.needs]
+    of_drafts = [reason for name, reason in reasons.items() if takes_assistant(name)]
     unfit = (
         f", but its draft model cannot be used: {of_drafts[0]}" if pair.assistant is not None and all(of_drafts) else ""
     )

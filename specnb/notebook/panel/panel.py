@@ -16,7 +16,7 @@ from specnb.notebook.panel.load import LoadForm, load, loaded_message
 from specnb.notebook.panel.view import LiveText, RunView, plots_html
 from specnb.notebook.panel.worker import Worker
 from specnb.notebook.session import LAST, Session
-from specnb.options import METHODS, unknown
+from specnb.options import method_info
 from specnb.text import prompt_inputs
 from specnb.trace import GenerationResult
 from specnb.views.html import result_view
@@ -61,8 +61,8 @@ class Panel:
         self._saved = saved.SavedCopy()
         self._worker = Worker(self._busy, self._failed, thread)
         self._plot_worker = Worker(lambda _: None, self._failed, thread)
-        if method is not None and method not in METHODS:
-            raise ValueError(unknown("method", method, METHODS))
+        if method is not None:
+            method_info(method)
         self._form = Form(self.session, self._edited, method)
         self._view = RunView()
         self._compare = CompareForm(self._form)
