@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from specnb import compat
 from specnb.models.mtp import mtp_layer_patterns
-from specnb.options import default, method_info, greedy_at_zero
+from specnb.options import default, greedy_at_zero, method_info
 from specnb.runtime.module_view import module_view
 
 _DRAFT = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")

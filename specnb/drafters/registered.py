@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from specnb.decoding.contracts import Draft, Row
+from specnb.drafters.draw_check import DrawCheck
 from specnb.options import MethodInfo
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ class RegisteredDrafter:
         self.top_logprobs, self.probabilities = top_logprobs, probabilities
         self.threshold: float = context.options["assistant_confidence_threshold"]
         self.mixes = context.options["assistant_ensemble_weight"] is not None
+        self._draws = DrawCheck()
         self._generators: dict[int, torch.Generator] = {}
         try:
             self.drafter = info.factory(context)
@@ -214,10 +216,9 @@ class RegisteredDrafter:
 
     def _drawn(self, probs: Tensor, tokens: list[int]) -> list[float]:
         """The probability of each token under its own distribution, which is checked. Read from the device at once."""
-        k = len(tokens)
         at = torch.tensor(tokens, device=probs.device)[:, None]
-        read = torch.cat([probs.sum(-1), probs.amin(-1), probs.gather(1, at)[:, 0]]).tolist()
-        totals, lowest, drawn = read[:k], read[k : 2 * k], read[2 * k :]
+        parts = [probs.sum(-1), probs.amin(-1), probs.square().sum(-1), probs.gather(1, at)[:, 0]]
+        totals, lowest, squares, drawn = torch.stack(parts).tolist()
         for i, (total, low, p) in enumerate(zip(totals, lowest, drawn, strict=True)):
             if not math.isfinite(total) or math.isnan(low):
                 self._fail(f"probs[{i}] has values that are not finite")
@@ -227,7 +228,13 @@ class RegisteredDrafter:
                 self._fail(f"probs[{i}] sums to {total:g}, not to 1")
             if p == 0:
                 self._fail(f"probs[{i}] gives token {tokens[i]} the probability 0, so it was not drawn from it")
-        return drawn
+        if self.context.sample and not self._draws.add(drawn, squares):
+            n, given, expected = self._draws.tokens, self._draws.given, self._draws.expected
+            self._fail(
+                f"its tokens are not drawn from its probs: {n} of them have a mean probability of {given / n:.3g}, and "
+                f"draws have {expected / n:.3g}. Give no probs where tokens are chosen, or some of them held back"
+            )
+        return list(drawn)
 
     def _probabilities(self, given: Any, k: int) -> list[float] | None:
         """How sure a drafter without distributions is of each token."""
@@ -249,7 +256,7 @@ class RegisteredDrafter:
         """Name an exception of the drafter's code, and its line: the deepest one in the file that specnb called."""
         frames = traceback.extract_tb(error.__traceback__)[1:]
         own = [frame for frame in frames if frame.filename == frames[0].filename]
-        where = f" (line {own[-1].lineno} of {own[-1].name})" if own else ""
+        where = f" (line {own[-1].lineno})" if own else ""
         said = " ".join(str(error).split())
         said = f": {said[:_MESSAGE_LENGTH]}" if said else ""
         raise DrafterError(f"drafter {self.name!r}: {what} raised {type(error).__name__}{said}{where}.") from error

@@ -34,11 +34,9 @@ class Interrupted(KeyboardInterrupt):
 
 
 class _MethodName(Enum):
-    """The name of a method, registered drafters included: what is valid changes with them."""
+    """The name of a method. Which ones there are changes with the registered drafters."""
 
-    def validate(self, obj: Any, value: Any) -> Any:
-        self.values = method_names()
-        return super().validate(obj, value)
+    values = property(lambda self: method_names(), lambda self, given: None)
 
 
 @magics_class
@@ -217,8 +215,11 @@ class SpecMagics(Magics):
                 raise Interrupted("nothing was generated yet.") from interrupt
             self._keep(partial, view, output)
             raise Interrupted(f"{partial.num_emitted_tokens} tokens so far, kept in {output or LAST}.") from interrupt
-        except BaseException:
-            if view:
+        except BaseException as error:
+            partial = getattr(error.__cause__ or error, "partial_result", None)
+            if partial is not None and partial.num_emitted_tokens:  # one of the user's functions failed, a drafter, ...
+                self._keep(partial, view, output)
+            elif view:
                 view.fail()
             raise
         self._keep(result, view, output)

@@ -46,7 +46,9 @@ class Registry:
             ValueError: two packages bring a drafter of the same name.
         """
         with self._lock:
-            if self._loading is not None:
+            if self._loading is None:
+                self._load()  # what the session registers stays in place of what packages bring
+            else:
                 if info.name in self._infos:
                     raise ValueError(f"drafter {info.name!r} is {self._origins[info.name]}'s already")
                 self._origins[info.name] = _package(self._loading)
