@@ -10,6 +10,7 @@ __version__ = "0.2.0"
 _HOME = {
     "GenerationResult": "specnb.trace",
     "LoadError": "specnb.models",
+    "Memory": "specnb.memory",
     "Method": "specnb.options",
     "Pair": "specnb.models",
     "Panel": "specnb.notebook.panel",
@@ -32,6 +33,7 @@ __all__ = sorted(_HOME)
 if TYPE_CHECKING:
     from specnb.call.api import decoder as decoder
     from specnb.call.api import generate as generate
+    from specnb.memory import Memory as Memory
     from specnb.models import LoadError as LoadError
     from specnb.models import Pair as Pair
     from specnb.models import save_pair as save_pair
