@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from operator import mul
 
 from specnb.decoding.contracts import Schedule
 from specnb.trace import Step
@@ -47,7 +49,7 @@ class Adaptive:
     knows how often its drafts would have been accepted.
 
     Args:
-        k: the length of the first draft.
+        k: the length of the first draft, or more as far as all of it is more likely to be accepted than not.
     """
 
     MAX_LENGTH, DECAY, PRIOR_WEIGHT, PRIOR_ACCEPTANCE = 32, 0.95, 2.0, 0.6
@@ -69,7 +71,8 @@ class Adaptive:
     def length(self, match_length: int = 0, acceptance: Sequence[float] | None = None) -> int:
         """Number of tokens to draft next."""
         if not self.verify_seconds:
-            return self.k
+            probable = sum(1 for reached in accumulate(acceptance or (), mul) if reached >= 0.5)
+            return max(self.k, min(probable, self.max_length))
         best = self._best(self._acceptance(match_length) if acceptance is None else iter(acceptance))
         if best == 0 and acceptance is None and self.plain_steps >= self.probe_after and not self.knows_lookahead:
             return max(1, self.k // 2)

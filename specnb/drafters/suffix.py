@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple, Protocol
 
 from specnb.decoding.contracts import Draft, Row
+from specnb.drafters.votes import FIRST_GAIN, RESUME_GAIN, VOTE_BASE, Ballot, Occurrence, is_near
 from specnb.memory import Memory
 from specnb.memory.memory import CONTEXT_TOKENS
 from specnb.memory.suffix_index import Match, SuffixIndex
 
-# Chosen on the texts of `bench.prompts`, by counting target passes
-_VOTE_BASE = 4.0  # a match of n tokens counts 4**n
 _MOST_MATCHES = 16
-_RESUME_FROM, _RESUME_TO = -2, 64  # tokens from where the last copy broke off to where it may go on
-_RESUME_GAIN = 8.0
-_MIN_COPY = 4  # shorter copies are not resumed
+_FIRST_LENGTH = 3
+_MIN_COPY = 2  # shorter copies are not resumed
 _RATE_WEIGHT, _RATE_DECAY, _MAX_RATE = 8.0, 0.97, 0.995
 
 _CLASSES = (0, 1, 2, 3, 4, 4, 5, 5, 5, 6, 6, 6, 6, 6, 6, 6, 7)
 """The class of a match length; lengths in one class share their record."""
+_NUM_CLASSES, _LONGEST = _CLASSES[-1] + 1, len(_CLASSES) - 1
+SOURCES = ("text", "memory")
 _PRIOR = {
     "text": (0.15, 0.25, 0.6, 0.75, 0.85, 0.9, 0.96, 0.985),
     "memory": (0.15, 0.1, 0.4, 0.55, 0.75, 0.85, 0.95, 0.985),
@@ -42,40 +42,30 @@ class Source(Protocol):
         ...
 
 
-class Key(NamedTuple):
-    """Tokens that share a record of acceptance: by source, whether a copy is resumed, and class of match length."""
-
-    source: str
-    resumed: bool
-    length_class: int
-
-
 class AcceptanceRecord:
-    """How often copied tokens were accepted, or would have been, in this row. Older tokens count less."""
+    """How often copied tokens were accepted, or would have been, in this row. Older tokens count less.
+
+    There is one count per source, whether the copy was resumed, and class of match length.
+    """
 
     def __init__(self) -> None:
-        self._tried: dict[Key, float] = {}
-        self._accepted: dict[Key, float] = {}
+        self.rates = [rate for source in SOURCES for rate in 2 * _PRIOR[source]]
+        self._accepted = [_RATE_WEIGHT * rate for rate in self.rates]
+        self._tried = [_RATE_WEIGHT] * len(self.rates)
+        self._priors = list(self._accepted)
 
-    def rate(self, key: Key) -> float:
-        """The acceptance rate of a token with all votes, smoothed towards `_PRIOR`."""
-        prior = _PRIOR[key.source][key.length_class]
-        accepted, tried = self._accepted.get(key, 0.0), self._tried.get(key, 0.0)
-        return min(_MAX_RATE, (accepted + _RATE_WEIGHT * prior) / (tried + _RATE_WEIGHT))
+    @staticmethod
+    def keys(source: str, resumed: bool, length: int, count: int) -> list[int]:
+        """The counts of `count` tokens after a match of `length` tokens, each of which lengthens it by one."""
+        first = (2 * SOURCES.index(source) + resumed) * _NUM_CLASSES
+        return [first + _CLASSES[min(n, _LONGEST)] for n in range(length, length + count)]
 
-    def count(self, key: Key, share: float, accepted: bool) -> None:
+    def count(self, key: int, share: float, accepted: bool) -> None:
         """Count a token that had this share of the votes."""
-        self._tried[key] = _RATE_DECAY * self._tried.get(key, 0.0) + share
-        self._accepted[key] = _RATE_DECAY * self._accepted.get(key, 0.0) + accepted
-
-
-class Candidate(NamedTuple):
-    """An occurrence with its weight in the vote."""
-
-    weight: float
-    position: int
-    length: int
-    resumed: bool
+        kept = (1 - _RATE_DECAY) * _RATE_WEIGHT  # the prior does not fade
+        self._tried[key] = _RATE_DECAY * self._tried[key] + kept + share
+        self._accepted[key] = _RATE_DECAY * self._accepted[key] + (1 - _RATE_DECAY) * self._priors[key] + accepted
+        self.rates[key] = min(_MAX_RATE, self._accepted[key] / self._tried[key])
 
 
 @dataclass
@@ -87,17 +77,17 @@ class Path:
         length: number of matched tokens there.
         most: how many tokens may be drafted; there is one more, to look ahead.
         tokens: the proposed tokens.
-        keys: per token, the record that it belongs to.
+        keys: per token, where it counts in the `AcceptanceRecord`.
         shares: per token, its share of the votes: the count ratio of suffix decoding, with weights.
     """
 
     source: str
-    position: int = 0
-    length: int = 0
-    most: int = 0
-    tokens: list[int] = field(default_factory=list)
-    keys: list[Key] = field(default_factory=list)
-    shares: list[float] = field(default_factory=list)
+    position: int
+    length: int
+    most: int
+    tokens: list[int]
+    keys: list[int]
+    shares: list[float]
 
 
 class Copy(NamedTuple):
@@ -150,24 +140,28 @@ class SuffixRow:
         """What one source proposes: the tokens with most votes, token by token; None if nothing matches."""
         found = where.matches(ids, limits.depth, _MOST_MATCHES, limits.depth + 1)
         copy = self.copy if self.copy is not None and self.copy.source == source else None
-        resumes = range(copy.position + _RESUME_FROM, copy.position + _RESUME_TO + 1) if copy else range(0)
         if copy and copy.broke_off and copy.length >= _MIN_COPY and self.tokens_since_copy == 1:
             # nothing may match yet after the token that the copy had not: go on behind it
             at = copy.position + 1
             if all(match.position != at for match in found):
                 found.append(Match(at, 0, where.continuation(at, limits.depth + 1)))
-        groups: dict[tuple[int, ...], tuple[float, Candidate]] = {}
-        longest = 0
-        for match in found:
-            resumed = match.position in resumes
-            weight = _VOTE_BASE**match.length * (_RESUME_GAIN if resumed else 1.0)
-            candidate = Candidate(weight, match.position, match.length, resumed)
-            total, best = groups.get(match.continuation, (0.0, candidate))
-            groups[match.continuation] = total + weight, max(best, candidate)
-            longest = max(longest, match.length)
+        ballot, longest = Ballot(), max((match.length for match in found), default=0)
+        first = min((m.position for m in found if m.length >= min(longest, _FIRST_LENGTH)), default=-1)
+        for position, length, continuation in found:
+            resumed = is_near(position, copy and copy.position)
+            weight = VOTE_BASE**length * (RESUME_GAIN if resumed else 1.0)
+            weight *= FIRST_GAIN if position == first and source == "text" else 1.0
+            ballot.add(Occurrence(weight, position, length, resumed), continuation)
         most = min(room, limits.depth, max(1, int(limits.factor * longest)))
-        path = _vote(source, groups, most)
-        return path if path.tokens else None
+        tokens, shares, best = ballot.elect(most + 1)
+        if not tokens:
+            return None
+        keys: list[int] = []
+        for i, one in enumerate(best):
+            if len(keys) == i:
+                same = sum(1 for other in best[i:] if other is one)
+                keys += self.record.keys(source, one.resumed, one.length + i, same)
+        return Path(source, best[-1].position, best[-1].length, most, tokens, keys, shares)
 
     def acceptance(self, path: Path, min_token_prob: float) -> list[float]:
         """Per token of a path that may be drafted, the probability that it is accepted if those before it are.
@@ -176,8 +170,9 @@ class SuffixRow:
         """
         found: list[float] = []
         reached = 1.0
+        rates = self.record.rates
         for key, share in zip(path.keys[: path.most], path.shares, strict=False):
-            rate = self.record.rate(key) * share
+            rate = rates[key] * share
             reached *= rate
             if reached < min_token_prob:
                 break
@@ -278,29 +273,3 @@ class Suffix:
             if self.vocab_size is not None and token >= self.vocab_size:
                 del path.tokens[i:], path.keys[i:], path.shares[i:]
                 break
-
-
-def _vote(source: str, groups: dict[tuple[int, ...], tuple[float, Candidate]], most: int) -> Path:
-    """Follow the token with most votes, `most` times and once more to look ahead.
-
-    Args:
-        groups: by continuation, the weights of its occurrences together and the occurrence with most weight.
-    """
-    path = Path(source, most=most)
-    live = list(groups.items())
-    for i in range(most + 1):
-        votes: dict[int, float] = {}
-        for tokens, (weight, _) in live:
-            if i < len(tokens):
-                votes[tokens[i]] = votes.get(tokens[i], 0.0) + weight
-        if not votes:
-            break
-        token = max(votes, key=votes.__getitem__)
-        if len(votes) > 1 or not i:
-            live = [group for group in live if i < len(group[0]) and group[0][i] == token]
-            best = max(candidate for _, (_, candidate) in live)
-        path.tokens.append(token)
-        path.keys.append(Key(source, best.resumed, _CLASSES[min(best.length + i, len(_CLASSES) - 1)]))
-        path.shares.append(votes[token] / sum(votes.values()))
-        path.position, path.length = best.position, best.length
-    return path
