@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from itertools import takewhile
 
 from specnb.decoding.contracts import Draft, Row
-from specnb.drafters.votes import FIRST_GAIN, RESUME_GAIN, VOTE_BASE, Ballot, Occurrence, is_near, own_continuation
+from specnb.drafters.votes import Ballot, is_near, own_continuation, weight
 
 _MOST_PLACES = 16  # of an n-gram, that are looked at
 _MOST_CONTEXT = 24  # tokens before two places that are compared
@@ -79,13 +79,11 @@ class PromptLookup:
         ballot = Ballot()
         for place in [*reversed(places[1:][-_MOST_PLACES:]), places[0]]:  # of equal votes the most recent wins
             context, resumed = _matching_context(row.ids, place, matched), is_near(place, copy)
-            weight = VOTE_BASE**context
-            weight *= RESUME_GAIN if resumed else 1.0
-            weight *= FIRST_GAIN if place == places[0] else 1.0
-            ballot.add(Occurrence(weight, place, context, resumed), own_continuation(row.ids, place, most + 1))
+            votes = weight(context, resumed, place == places[0])
+            ballot.add((votes, place, context, resumed), own_continuation(row.ids, place, most + 1))
         elected = ballot.elect(most + 1)
         tokens = elected.tokens
-        self._copies[row.index] = len(row.ids), elected.best[-1].position, tokens
+        self._copies[row.index] = len(row.ids), elected.best[-1][1], tokens
         for i, token in enumerate(tokens[:most]):
             if token in self.eos:
                 return Draft(tokens[: i + 1], match_length=matched)

@@ -9,12 +9,13 @@ from operator import mul
 from typing import NamedTuple, Protocol
 
 from specnb.decoding.contracts import Draft, Row
-from specnb.drafters.votes import FIRST_GAIN, RESUME_GAIN, VOTE_BASE, Ballot, Occurrence, is_near
+from specnb.drafters.votes import Ballot, is_near, weight
 from specnb.memory import Memory
 from specnb.memory.memory import CONTEXT_TOKENS
 from specnb.memory.suffix_index import Match, SuffixIndex
 
 _MOST_MATCHES = 16
+_SHORTEST = {"text": 1, "memory": 2}  # a single token says too little in other texts
 _FIRST_LENGTH = 3
 _MIN_COPY = 2  # shorter copies are not resumed
 _RATE_WEIGHT, _RATE_DECAY, _MAX_RATE = 8.0, 0.97, 0.995
@@ -33,7 +34,7 @@ _PRIOR = {
 class Source(Protocol):
     """Where a text is looked up: a `SuffixIndex` or a `Memory`."""
 
-    def matches(self, ids: Sequence[int], longest: int, most: int, count: int) -> list[Match]:
+    def matches(self, ids: Sequence[int], shortest: int, longest: int, most: int) -> list[Match]:
         """Earlier occurrences of the suffixes of `ids`."""
         ...
 
@@ -138,30 +139,34 @@ class SuffixRow:
 
     def propose(self, ids: Sequence[int], source: str, where: Source, limits: Limits, room: int) -> Path | None:
         """What one source proposes: the tokens with most votes, token by token; None if nothing matches."""
-        found = where.matches(ids, limits.depth, _MOST_MATCHES, limits.depth + 1)
+        found = where.matches(ids, _SHORTEST[source], limits.depth, _MOST_MATCHES)
         copy = self.copy if self.copy is not None and self.copy.source == source else None
+        place = copy.position if copy else None
         if copy and copy.broke_off and copy.length >= _MIN_COPY and self.tokens_since_copy == 1:
             # nothing may match yet after the token that the copy had not: go on behind it
-            at = copy.position + 1
-            if all(match.position != at for match in found):
-                found.append(Match(at, 0, where.continuation(at, limits.depth + 1)))
-        ballot, longest = Ballot(), max((match.length for match in found), default=0)
-        first = min((m.position for m in found if m.length >= min(longest, _FIRST_LENGTH)), default=-1)
-        for position, length, continuation in found:
-            resumed = is_near(position, copy and copy.position)
-            weight = VOTE_BASE**length * (RESUME_GAIN if resumed else 1.0)
-            weight *= FIRST_GAIN if position == first and source == "text" else 1.0
-            ballot.add(Occurrence(weight, position, length, resumed), continuation)
+            found += [(copy.position + 1, 0)] * all(position != copy.position + 1 for position, _ in found)
+        if not found:
+            return None
+        longest = max([length for _, length in found])
         most = min(room, limits.depth, max(1, int(limits.factor * longest)))
-        tokens, shares, best = ballot.elect(most + 1)
+        first = None
+        if source == "text":
+            first = min([position for position, length in found if length >= min(longest, _FIRST_LENGTH)])
+        ballot = Ballot()
+        for position, length in found:
+            resumed = is_near(position, place)
+            votes = weight(length, resumed, position == first)
+            ballot.add((votes, position, length, resumed), where.continuation(position, most + 1))
+        tokens, shares, best = ballot.elect(most + 1, limits.min_token_prob)
         if not tokens:
             return None
         keys: list[int] = []
         for i, one in enumerate(best):
             if len(keys) == i:
-                same = sum(1 for other in best[i:] if other is one)
-                keys += self.record.keys(source, one.resumed, one.length + i, same)
-        return Path(source, best[-1].position, best[-1].length, most, tokens, keys, shares)
+                _, _, length, resumed = one
+                keys += self.record.keys(source, resumed, length + i, sum([other is one for other in best[i:]]))
+        _, position, length, _ = best[-1]
+        return Path(source, position, length, most, tokens, keys, shares)
 
     def acceptance(self, path: Path, min_token_prob: float) -> list[float]:
         """Per token of a path that may be drafted, the probability that it is accepted if those before it are.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 # Chosen on the texts of `bench.prompts`, by counting target passes
 VOTE_BASE = 4.0
@@ -15,20 +15,13 @@ FIRST_GAIN = 8.0
 _RESUME_FROM, _RESUME_TO = -2, 64  # near: tokens from that place
 
 
-class Occurrence(NamedTuple):
-    """An earlier occurrence of the end of a text.
+Occurrence: TypeAlias = tuple[float, int, int, bool]
+"""An earlier occurrence of the end of a text.
 
-    Args:
-        weight: of its vote.
-        position: of the token that followed.
-        length: number of tokens that match, backwards from there.
-        resumed: it is near the place where the last copy stands or broke off.
-    """
-
-    weight: float
-    position: int
-    length: int
-    resumed: bool
+The weight of its vote; the position of the token that followed; the number of tokens that match, backwards from there;
+whether it is near the place where the last copy stands or broke off. A plain tuple, since many are made at each step.
+"""
+_WEIGHTS = tuple(VOTE_BASE**n for n in range(257))
 
 
 class Elected(NamedTuple):
@@ -51,6 +44,20 @@ def is_near(position: int, copy: int | None) -> bool:
     return copy is not None and _RESUME_FROM <= position - copy <= _RESUME_TO
 
 
+def weight(length: int, resumed: bool, first: bool) -> float:
+    """The weight of an occurrence.
+
+    Args:
+        length: number of matching tokens.
+        resumed: it is near the place where the last copy stands or broke off.
+        first: it is the first one in the text.
+    """
+    votes = _WEIGHTS[min(length, 256)]
+    if resumed:
+        votes *= RESUME_GAIN
+    return votes * FIRST_GAIN if first else votes
+
+
 class Ballot:
     """The occurrences by what followed them, so that many that agree cost no more than one."""
 
@@ -59,18 +66,27 @@ class Ballot:
 
     def add(self, occurrence: Occurrence, continuation: tuple[int, ...]) -> None:
         """Add an occurrence and the tokens that followed it."""
-        weight, best = self._groups.get(continuation, (0.0, occurrence))
-        self._groups[continuation] = weight + occurrence.weight, max(best, occurrence)
+        known = self._groups.get(continuation)
+        if known is None:
+            self._groups[continuation] = occurrence[0], occurrence
+        else:
+            self._groups[continuation] = known[0] + occurrence[0], max(known[1], occurrence)
 
-    def elect(self, count: int) -> Elected:
-        """The token with most votes, then that of the occurrences that agree, and so on, at most `count` tokens."""
+    def elect(self, count: int, min_share: float = 0.0) -> Elected:
+        """The token with most votes, then that of the occurrences that agree, and so on.
+
+        Args:
+            count: most tokens.
+            min_share: ends after the token with which the product of the shares falls under this.
+        """
+        reached = 1.0
         elected = Elected([], [], [])
         live = list(self._groups.items())
         for i in range(count):
             votes: dict[int, float] = {}
-            for tokens, (weight, _) in live:
+            for tokens, (total, _) in live:
                 if i < len(tokens):
-                    votes[tokens[i]] = votes.get(tokens[i], 0.0) + weight
+                    votes[tokens[i]] = votes.get(tokens[i], 0.0) + total
             if not votes:
                 break
             token = max(votes, key=votes.__getitem__)
@@ -78,10 +94,12 @@ class Ballot:
             best = max(occurrence for _, (_, occurrence) in live)
             more = live[0][0][i:count] if len(live) == 1 else (token,)
             elected.tokens.extend(more)
-            elected.shares.append(votes[token] / sum(votes.values()))
+            share = votes[token] / sum(votes.values())
+            elected.shares.append(share)
             elected.shares.extend([1.0] * (len(more) - 1))
             elected.best.extend([best] * len(more))
-            if len(live) == 1:
+            reached *= share
+            if len(live) == 1 or reached < min_share:
                 break
         return elected
 

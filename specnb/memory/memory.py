@@ -120,10 +120,10 @@ class Memory:
             return found
 
     # ---- look-up, for the drafter
-    def matches(self, ids: Sequence[int], longest: int, most: int, count: int) -> list[Match]:
+    def matches(self, ids: Sequence[int], shortest: int, longest: int, most: int) -> list[Match]:
         """Occurrences of the suffixes of a text, as in `SuffixIndex.matches`."""
         with self._lock:
-            return self._index.matches(ids, longest, most, count)
+            return self._index.matches(ids, shortest, longest, most)
 
     def continuation(self, position: int, count: int) -> tuple[int, ...]:
         """What follows a position, as in `SuffixIndex.continuation`."""

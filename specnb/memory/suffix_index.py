@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TypeAlias
 
 SEPARATOR = -1  # stands between two texts; no token has this id
 
 
-class Match(NamedTuple):
-    """An earlier occurrence of the end of a text.
-
-    Args:
-        position: of the token that followed it.
-        length: number of tokens that match, backwards from there.
-        continuation: what followed, from `position` on, up to the end of its text.
-    """
-
-    position: int
-    length: int
-    continuation: tuple[int, ...]
+Match: TypeAlias = tuple[int, int]
+"""An earlier occurrence of the end of a text: the position of the token that followed, and how many tokens match."""
 
 
 class SuffixIndex:
@@ -90,33 +80,34 @@ class SuffixIndex:
         del tokens[:count]
         self.base += count
 
-    def matches(self, ids: Sequence[int], longest: int, most: int, count: int) -> list[Match]:
+    def matches(self, ids: Sequence[int], shortest: int, longest: int, most: int) -> list[Match]:
         """Earlier occurrences of the suffixes of `ids`, the longest ones included.
 
         Args:
             ids: a text; it may be the last text of the index itself.
+            shortest: shorter matches are left out, as far as `NGRAMS` tell.
             longest: longer matches are cut to this length, in tokens.
             most: for each n of `NGRAMS`, the most recent occurrences are looked at, at most this many.
-            count: most tokens of the continuations.
         """
         tokens, base, size = self.tokens, self.base, len(ids)
+        limit = min(longest, size)
         found: dict[int, int] = {}
         for n, last, before in zip(reversed(self.NGRAMS), reversed(self._last), reversed(self._before), strict=True):
-            if n > size or n > longest:
+            if not shortest <= n <= limit:
                 continue
-            position = last.get(hash(tuple(ids[size - n :])), -1)
-            left, limit = most, min(longest, size)
+            position, left = last.get(hash(tuple(ids[size - n :])), -1), most
             while position > base and left:
                 if position not in found:
                     at, length = position - base, n
-                    while length < limit and length < at and tokens[at - 1 - length] == ids[size - 1 - length]:
+                    end = min(limit, at)
+                    while length < end and tokens[at - 1 - length] == ids[size - 1 - length]:
                         length += 1
                     found[position] = length
                 left -= 1
                 position = before[position - base]
             if not left:
                 break
-        return [Match(position, length, self.continuation(position, count)) for position, length in found.items()]
+        return list(found.items())
 
     def continuation(self, position: int, count: int) -> tuple[int, ...]:
         """What follows a position in its text, at most `count` tokens; empty if the text was dropped.
