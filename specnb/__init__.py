@@ -14,6 +14,7 @@ _HOME = {
     "DrafterError": "specnb.drafters.registered",
     "GenerationResult": "specnb.trace",
     "LoadError": "specnb.models",
+    "Memory": "specnb.memory",
     "Method": "specnb.options",
     "Option": "specnb.options",
     "Pair": "specnb.models",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from specnb.drafters.registered import DraftRow as DraftRow
     from specnb.drafters.registration import register_drafter as register_drafter
     from specnb.drafters.registration import unregister_drafter as unregister_drafter
+    from specnb.memory import Memory as Memory
     from specnb.models import LoadError as LoadError
     from specnb.models import Pair as Pair
     from specnb.models import save_pair as save_pair

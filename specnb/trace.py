@@ -33,14 +33,14 @@ class Step:
         margins: per emitted token, the gap between the target's two highest scores (logits after all logits
             processors). Only in half precision, where a gap of a few units in the last place is a tie that other block
             sizes may break differently.
-        match_length: in prompt lookup, length of the match in tokens.
+        match_length: in prompt lookup and suffix decoding, length of the match in tokens.
         distances: in a lossy method, per position, the total variation distance between the distribution that was
             followed and the target's.
         draft_probabilities: with `probabilities=True`, what the drafter's distribution gave each drafted token. None
             where there is no such distribution: for copied tokens, and for text that was encoded again.
         target_probabilities: with `probabilities=True`, what the target's distribution, after all logits processors,
             gave each drafted token up to the first rejected one.
-        lookahead_token: in prompt lookup, the token that would have been drafted next.
+        lookahead_token: in prompt lookup and suffix decoding, the token that would have been drafted next.
         replayed_tokens: committed tokens that the pass fed again, since running states (linear attention, Mamba) can
             only be rolled back to a copy.
         logprobs: per emitted token, its log-probability: the log-softmax of the target's logits before any logits

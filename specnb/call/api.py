@@ -14,6 +14,7 @@ from specnb import compat, drafters
 from specnb.call import peft_adapters, unsupported
 from specnb.call.custom_generate import CustomGenerate
 from specnb.call.inputs import check_arguments, check_prompt, encode, prepare_options, unwrap_model, value_in_effect
+from specnb.call.memory_arguments import MemoryArguments, Prediction
 from specnb.call.method_selection import (
     check_values,
     configs_in_order,
@@ -26,6 +27,7 @@ from specnb.call.method_selection import (
 )
 from specnb.call.option_types import DraftingOptions, GenerateOptions
 from specnb.call.streamers import ensure_end
+from specnb.memory import Memory
 from specnb.models import Pair
 from specnb.models.mistral import for_stop_strings
 from specnb.options import ASKED_BY, BY_NAME, Method, method_info, unknown
@@ -51,6 +53,8 @@ def generate(
     probabilities: bool = False,
     logprobs: bool = True,
     top_logprobs: int = 0,
+    memory: Memory | None = None,
+    prediction: Prediction = None,
     **options: Unpack[GenerateOptions],
 ) -> GenerationResult:
     """Generate with a speculative method. The text is what the target alone would have written.
@@ -63,7 +67,8 @@ def generate(
         inputs: token ids `[rows, length]`, a text, or a list of texts; `input_ids=` works too. Prompts of different
             lengths are rows, each decoded as if alone.
         method: the name of a method or of a registered drafter, or a `Method`. None selects `draft_model` if there is
-            an assistant, `prompt_lookup` with `prompt_lookup_num_tokens`, else plain decoding.
+            an assistant, `prompt_lookup` with `prompt_lookup_num_tokens`, `suffix` with `memory` or `prediction`, else
+            plain decoding.
         assistant_model: the draft model; of a `Pair`, its target and tokenizer.
         tokenizer, assistant_tokenizer: the models' tokenizers; needed for texts, stop strings and `result.text`.
         streamer: a transformers streamer; it gets the prompt, then all tokens of each step together.
@@ -74,12 +79,15 @@ def generate(
         probabilities: the steps record the probability of each drafted token under drafter and target (see `Step`).
         logprobs: the steps record the log-probability of each generated token under the target.
         top_logprobs: the steps record this many (0 to 20) of the best tokens of target and drafter at each position.
+        memory: past requests, for method "suffix"; this one is added to it.
+        prediction: a text, or token ids, that the output will mostly repeat, for method "suffix" (OpenAI's "predicted
+            outputs"). It never changes the output. Several rows share it.
         options: options of transformers' `generate()`, and drafting options (`num_assistant_tokens`,
             `num_assistant_tokens_schedule`, `assistant_confidence_threshold`, `max_matching_ngram_size`,
-            `verification`, those of a registered drafter). In order of precedence a value comes from the call, from its
-            `generation_config`, from the target's generation config, from the draft model's (draft length, schedule and
-            confidence threshold only, as in transformers), or is specnb's default. `result.option_sources` says which.
-            `temperature=0` is greedy.
+            `suffix_decoding_*`, `verification`, those of a registered drafter). In order of precedence a value comes
+            from the call, from its `generation_config`, from the target's generation config, from the draft model's
+            (draft length, schedule and confidence threshold only, as in transformers), or is specnb's default.
+            `result.option_sources` says which. `temperature=0` is greedy.
 
     Returns:
         A `GenerationResult`; its `.sequences` is what `generate()` would have returned.
@@ -102,7 +110,9 @@ def generate(
             probabilities=probabilities,
             logprobs=BY_NAME["logprobs"].check(logprobs),
             top_logprobs=BY_NAME["top_logprobs"].check(top_logprobs),
+            remembered=MemoryArguments(memory, prediction),
         )
+        method = custom_generate.remembered.method if method is None else method
         return _check_arguments(model, inputs, method, dict(options), custom_generate)
 
 
@@ -195,6 +205,8 @@ def decoder(
     probabilities: bool = False,
     logprobs: bool = True,
     top_logprobs: int = 0,
+    memory: Memory | None = None,
+    prediction: Prediction = None,
     stop_strings: str | Sequence[str] | None = None,
     **options: Unpack[DraftingOptions],
 ) -> CustomGenerate:
@@ -226,8 +238,10 @@ def decoder(
     if assistant_model is not None and method is not None and not takes_assistant(method_name(method)):
         raise ValueError(f"method {method_name(method)!r} does not use assistant_model=; leave it out.")
     bound = check_values(options)
+    remembered = MemoryArguments(memory, prediction)
     return CustomGenerate(
-        method=method,
+        method=remembered.method if method is None and assistant_model is None else method,
+        remembered=remembered,
         options=bound,
         assistant_model=assistant_model,
         assistant_tokenizer=assistant_tokenizer,

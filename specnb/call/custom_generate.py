@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from specnb import compat, drafters
 from specnb.call import peft_adapters, unsupported
 from specnb.call.generate_options import LOOP_ARGUMENTS
 from specnb.call.inputs import check_filled, prepare_inputs
+from specnb.call.memory_arguments import MemoryArguments
 from specnb.call.method_selection import (
     TRANSFORMERS_DEFAULTS,
     SelectedMethod,
@@ -36,7 +37,7 @@ from specnb.call.streamers import SingleEndStreamer, ensure_end
 from specnb.decoding import padding
 from specnb.decoding.contracts import Row
 from specnb.decoding.distributions import Processors
-from specnb.decoding.lm.base import LM, model_device
+from specnb.decoding.lm.base import model_device
 from specnb.decoding.lm.block_check import check_blocks
 from specnb.decoding.lm.model_inputs import CacheSize
 from specnb.decoding.loop import decode
@@ -59,6 +60,7 @@ class CustomGenerate:
     Args:
         assistant_method: the method that the assistant model is for (None without one), if the models were checked
             before.
+        remembered: the arguments `memory` and `prediction`.
         call_options: what the call and its generation config set; None if unknown.
         result: the result of the last call. Nothing else is kept from call to call.
     """
@@ -77,6 +79,7 @@ class CustomGenerate:
     assistant_method: str | None = _UNCHECKED
     logprobs: bool = True
     top_logprobs: int = 0
+    remembered: MemoryArguments = MemoryArguments()
     call_options: dict[str, Any] | None = None  # what the call and its config set; None if unknown
     result: GenerationResult | None = None
 
@@ -110,6 +113,7 @@ class CustomGenerate:
             sample = bool(generation_config.do_sample)
             selected, sources = self._selected_method(method, requested, generation_config, model, assistant)
             selected = drafters.with_defaults(selected, model, sample)
+            self.remembered.check(selected.name, self.tokenizer)
             seed = self.seed if seed is None else BY_NAME["seed"].check(seed)
             if sample and seed is None:
                 seed = int.from_bytes(os.urandom(4), "little")
@@ -165,6 +169,7 @@ class CustomGenerate:
                 assistant_tokenizer=self.assistant_tokenizer,
                 probabilities=self.probabilities,
                 top_logprobs=self.top_logprobs,
+                **self.remembered.for_drafter(self.tokenizer, model),
             )
             target, drafter = drafters.build_method(selected.name, context)
             if user_cache:
@@ -185,6 +190,7 @@ class CustomGenerate:
             )
 
             def finish() -> Tensor:
+                self.remembered.keep(rows)
                 sequences = padding.append_generated(input_ids, [row.ids[row.prompt_length :] for row in rows], pad)
                 effective = selected.options | effective_options(generation_config, max_new_tokens)
                 self.result = GenerationResult(
@@ -201,7 +207,7 @@ class CustomGenerate:
                     option_sources=option_sources_in_effect(
                         effective, sources, self.call_options, model.generation_config
                     ),
-                    runtime=_runtime(target, drafter),
+                    runtime=drafters.runtime_by_role(target, drafter),
                 )
                 return sequences
 
@@ -305,12 +311,3 @@ class CustomGenerate:
         if self.tokenizer is not None:
             result.pieces, result.rejected_pieces = step_pieces(self.tokenizer, row.steps)
         return result
-
-
-def _runtime(target: LM, drafter: Any) -> dict[str, dict[str, Any]]:
-    """The runtime optimizations of the models, by role."""
-    lm = getattr(drafter, "lm", None)
-    roles = {"target": target} if lm is None else {"target": target, "assistant": lm}
-    return {
-        role: {**asdict(one.runtime), "state_snapshot_bytes": one.state_snapshot_bytes} for role, one in roles.items()
-    }

@@ -18,6 +18,9 @@ class DraftingOptions(TypedDict, total=False):
     assistant_ensemble_weight: float | None
     assistant_early_exit: int | None
     max_matching_ngram_size: int | None
+    suffix_decoding_max_tree_depth: int | None
+    suffix_decoding_max_spec_factor: float | None
+    suffix_decoding_min_token_prob: float | None
     verification: Literal["token", "block"] | None
     prompt_lookup_num_tokens: int | None
     use_mtp: bool | None

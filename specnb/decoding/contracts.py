@@ -26,7 +26,8 @@ class Draft(NamedTuple):
         tokens: the proposed token ids; empty for a step of plain decoding.
         probs: `[k, vocab]`, float, on the target's device: row i is the distribution that token i was *sampled* from.
             None if the tokens were chosen (an argmax, a copy): a point mass.
-        match_length: number of matched tokens in prompt lookup, for the schedule; 0 for other drafters.
+        match_length: number of matched tokens in prompt lookup and suffix decoding, for the schedule; 0 for other
+            drafters.
         lookahead_token: the token that would have come next, if the drafter knows it at no cost.
         probabilities: the probability of each token under the drafter's own distribution, for the trace.
         tops: log-probabilities and ids `[k, n]` of the n best tokens of the drafter's own logits, for the trace.
@@ -121,11 +122,13 @@ class Schedule(Protocol):
 
     def __init__(self, k: int) -> None: ...
 
-    def length(self, match_length: int = 0) -> int:
+    def length(self, match_length: int = 0, acceptance: Sequence[float] | None = None) -> int:
         """Number of tokens to draft next.
 
         Args:
-            match_length: number of matched tokens in prompt lookup; 0 for other drafters.
+            match_length: number of matched tokens in prompt lookup and suffix decoding; 0 for other drafters.
+            acceptance: for each token that could be drafted, the probability that it is accepted if those before it
+                are; None if the drafter has no estimate.
         """
         ...
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from operator import mul
 
 from specnb.decoding.contracts import Schedule
 from specnb.trace import Step
@@ -15,7 +17,7 @@ class Constant:
     def __init__(self, k: int) -> None:
         self.k = k
 
-    def length(self, match_length: int = 0) -> int:
+    def length(self, match_length: int = 0, acceptance: Sequence[float] | None = None) -> int:
         """Number of tokens to draft next."""
         return self.k
 
@@ -43,10 +45,11 @@ class Adaptive:
     tokens. Acceptance rates are kept by position and by match_length, and older steps count less. The time of block
     sizes that have not been measured is interpolated. Where the target has running states, a rejected draft also costs
     a longer next pass. While plain decoding looks best, a draft is tried from time to time, less often if it did not
-    help. No such trial is needed in prompt lookup, which reports its `lookahead_token`.
+    help. No such trial is needed in prompt lookup, which reports its `lookahead_token`, and in suffix decoding, which
+    knows how often its drafts would have been accepted.
 
     Args:
-        k: the length of the first draft.
+        k: the length of the first draft, or more as far as all of it is more likely to be accepted than not.
     """
 
     MAX_LENGTH, DECAY, PRIOR_WEIGHT, PRIOR_ACCEPTANCE = 32, 0.95, 2.0, 0.6
@@ -65,12 +68,13 @@ class Adaptive:
         self.pending = 0  # tokens that the next pass feeds again
         self.knows_lookahead = False  # the drafter reports it, so no trial drafts are needed
 
-    def length(self, match_length: int = 0) -> int:
+    def length(self, match_length: int = 0, acceptance: Sequence[float] | None = None) -> int:
         """Number of tokens to draft next."""
         if not self.verify_seconds:
-            return self.k
-        best = self._best(match_length)
-        if best == 0 and self.plain_steps >= self.probe_after and not self.knows_lookahead:
+            probable = sum(1 for reached in accumulate(acceptance or (), mul) if reached >= 0.5)
+            return max(self.k, min(probable, self.max_length))
+        best = self._best(self._acceptance(match_length) if acceptance is None else iter(acceptance))
+        if best == 0 and acceptance is None and self.plain_steps >= self.probe_after and not self.knows_lookahead:
             return max(1, self.k // 2)
         return best
 
@@ -105,13 +109,15 @@ class Adaptive:
         self.drafted[key] = self.DECAY * self.drafted[key] + 1
         self.accepted[key] = self.DECAY * self.accepted[key] + was_accepted
 
-    def _best(self, match_length: int) -> int:
+    def _best(self, acceptance: Iterator[float]) -> int:
         """The length with most expected tokens per second; the shorter of equals."""
         best, highest, tokens, reached = 0, 0.0, 1.0, 1.0
-        acceptance = self._acceptance(match_length)
         for k in range(self.max_length + 1):
             if k:
-                reached *= next(acceptance)
+                rate = next(acceptance, None)
+                if rate is None:
+                    break
+                reached *= rate
                 tokens += reached
             size = k + 1 + self.pending
             seconds = max(self._cost(size) + k * (self.draft_seconds or 0.0), 1e-9)  # a coarse clock may measure 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,9 @@ from specnb.drafters.gemma4_assistant import Gemma4Assistant
 from specnb.drafters.mtp_layers import MtpLayers
 from specnb.drafters.prompt_lookup import PromptLookup
 from specnb.drafters.registered import DrafterContext, RegisteredDrafter
+from specnb.drafters.suffix import Limits, Suffix
 from specnb.drafters.universal import Universal, retokenize_rows
+from specnb.memory import Memory
 from specnb.models.eagle3 import Eagle3Drafter, is_eagle3
 from specnb.models.gemma4 import is_gemma4_assistant
 from specnb.models.mtp import load_mtp, mtp_config, num_mtp_layers
@@ -46,6 +48,8 @@ class MethodContext:
         prepared: what `generate()` prepared for the target.
         probabilities: drafts report the probability of each token.
         top_logprobs: drafts report this many of the best tokens at each position.
+        memory: past requests, for suffix decoding.
+        prediction: token ids of an output that is expected to be similar, for suffix decoding.
     """
 
     model: PreTrainedModel
@@ -60,6 +64,8 @@ class MethodContext:
     assistant_tokenizer: Any = None
     probabilities: bool = False
     top_logprobs: int = 0
+    memory: Memory | None = None
+    prediction: Sequence[int] = ()
 
     def target(self, **kwargs: Any) -> LM:
         """The target's LM; `kwargs` go to `create_lm`."""
@@ -100,6 +106,13 @@ def _plain(context: MethodContext) -> tuple[LM, Drafter | None]:
 
 def _prompt_lookup(context: MethodContext) -> tuple[LM, Drafter]:
     return context.target(), PromptLookup(context.options["max_matching_ngram_size"], context.eos)
+
+
+def _suffix(context: MethodContext) -> tuple[LM, Drafter]:
+    target, options = context.target(), context.options
+    names = ("max_tree_depth", "max_spec_factor", "min_token_prob")
+    limits = Limits(*(options[f"suffix_decoding_{name}"] for name in names))
+    return target, Suffix(context.memory, context.prediction, limits, context.eos, target.vocab_size)
 
 
 def _draft_model(context: MethodContext) -> tuple[LM, Drafter]:
@@ -175,6 +188,7 @@ def _registered(info: MethodInfo, context: MethodContext) -> tuple[LM, Drafter]:
 _METHODS: dict[str, Callable[[MethodContext], tuple[LM, Drafter | None]]] = {
     "plain": _plain,
     "prompt_lookup": _prompt_lookup,
+    "suffix": _suffix,
     "draft_model": _draft_model,
     "early_exit": _early_exit,
     "mtp_layers": _mtp_layers,
@@ -243,7 +257,8 @@ def with_defaults(method: Method, model: PreTrainedModel, sample: bool) -> Metho
     if method.options.get("num_assistant_tokens", 0) is None:
         options["num_assistant_tokens"] = max(1, num_mtp_layers(model))
     if method.options.get("num_assistant_tokens_schedule", "") is None:
-        sampled = sample and (method.name != "prompt_lookup" or method.options.get("verification") == "block")
+        copied = method.name in ("prompt_lookup", "suffix") and method.options.get("verification") != "block"
+        sampled = sample and not copied
         lossy = method.options.get("assistant_ensemble_weight") is not None
         given = options.get("num_assistant_tokens") is not None  # one token per MTP layer counts as given
         free = "heuristic" if _uses_half_precision(model) else "adaptive"
@@ -265,3 +280,12 @@ def build_method(method: str, context: MethodContext) -> tuple[LM, Drafter | Non
     """
     info = method_info(method)
     return _METHODS[method](context) if info.factory is None else _registered(info, context)
+
+
+def runtime_by_role(target: LM, drafter: Drafter | None) -> dict[str, dict[str, Any]]:
+    """The runtime optimizations of the models, by role (see `GenerationResult.runtime`)."""
+    lm = getattr(drafter, "lm", None)
+    roles = {"target": target} if lm is None else {"target": target, "assistant": lm}
+    return {
+        role: {**asdict(one.runtime), "state_snapshot_bytes": one.state_snapshot_bytes} for role, one in roles.items()
+    }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-_MAGICS = {"line": ("specload", "specgen", "specbench", "specpanel"), "cell": ("specgen", "specbench")}
-_KEYS = ("%specload", "%%specgen", "%specgen", "%specpanel", "%%specbench", "%specbench")
+_MAGICS = {"line": ("specload", "specgen", "specbench", "specpanel", "specmemory"), "cell": ("specgen", "specbench")}
+_KEYS = ("%specload", "%%specgen", "%specgen", "%specpanel", "%%specbench", "%specbench", "%specmemory")
 _CLASS = "SpecMagics"
 
 

@@ -48,6 +48,14 @@ NAME is a hub id, a local folder, a .gguf file or a name that specnb knows (--li
 only switches to it. Without NAME it is {} with the draft model {}, two tiny models that come with specnb.
 Models stay loaded when the extension is reloaded or unloaded; --drop NAME removes one.""".format(*DEFAULT)
 
+_SPECMEMORY = """Show, save, load or clear what the runs of this notebook have written.
+
+Every %%specgen run, of any method, is kept in the session's memory (one for each tokenizer, up to 100,000 tokens; the
+oldest runs go first). Method suffix drafts from it, so that a prompt that is run again, or edited, is answered sooner.
+The text of a run never depends on it. The memory ends with the kernel, unless it is saved to a file; the file holds the
+token ids of outputs and of the ends of prompts. %%specgen --no-memory neither uses nor feeds it.
+
+Without an ACTION the memories are shown."""
 _SPECPANEL = """Open the panel: choose a method, set its options, run, stop, compare.
 
 It uses the models that %specload loaded, and can load others. NAME is the loaded model to begin with. In Python:
@@ -66,6 +74,9 @@ def specgen_parser() -> Parser:
             f"{', '.join(method_names())}; default: the one that fits the draft model, or {METHOD_WITHOUT_DRAFT_MODEL} "
             "without a draft model"
         ),
+    )
+    own.add_argument(
+        "--no-memory", action="store_true", help="neither draft from the session's memory nor add this run to it"
     )
     own.add_argument(
         "--probabilities",
@@ -172,6 +183,26 @@ def specpanel_parser() -> Parser:
     parser = Parser("%specpanel", _SPECPANEL)
     parser.add_argument("name", nargs="?", metavar="NAME")
     return parser
+
+
+def specmemory_parser() -> Parser:
+    """The parser of `%specmemory`."""
+    parser = Parser("%specmemory", _SPECMEMORY)
+    parser.words = tuple(MEMORY_ACTIONS)
+    parser.add_argument("action", nargs="?", type=_memory_action, metavar="ACTION", help="save, load or clear")
+    parser.add_argument("file", nargs="?", metavar="FILE", help="for save and load")
+    parser.add_argument("--model", metavar="NAME", help="a loaded model other than the current one")
+    return parser
+
+
+MEMORY_ACTIONS = {"save": True, "load": True, "clear": False}
+"""What `%specmemory` can do, and whether it needs a file."""
+
+
+def _memory_action(text: str) -> str:
+    if text not in MEMORY_ACTIONS:
+        raise argparse.ArgumentTypeError(unknown("action", text, MEMORY_ACTIONS))
+    return text
 
 
 def _value(option: Option) -> Callable[[str], Any]:

@@ -75,6 +75,7 @@ class Parser(argparse.ArgumentParser):
             argument_default=argparse.SUPPRESS,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        self.words: tuple[str, ...] = ()  # that completion offers where a positional argument may stand
         self.add_argument("-h", "--help", action="store_true", help="show this help")
 
     @property
@@ -150,8 +151,13 @@ def complete(parser: Parser, text_until_cursor: str, symbol: str, models: Iterab
         values = list(models) if name in ("--model", "--drop") else parser.choices_of(name)
         if values or last != name:
             return [value for value in values if value.startswith(symbol)]
+    words = [] if any(word in before.split() for word in parser.words) else parser.words
     if symbol and not symbol.startswith("-"):
-        return []
+        return [word for word in words if word.startswith(symbol)]
+    return [*(words if not symbol else ()), *_flags(parser, symbol)]
+
+
+def _flags(parser: Parser, symbol: str) -> list[str]:
     return [word for word in parser.flags if word.startswith(symbol or "--")]
 
 

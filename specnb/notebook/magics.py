@@ -1,10 +1,9 @@
-"""The magics `%specload`, `%%specgen`, `%%specbench` and `%specpanel`."""
+"""The magics `%specload`, `%%specgen`, `%%specbench`, `%specmemory` and `%specpanel`."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,17 +12,24 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from traitlets import Bool, Enum, Int
 from traitlets import default as trait_default
 
+from specnb.memory import Memory
 from specnb.models.embedded import DEFAULT
 from specnb.models.registry import REGISTERED
-from specnb.notebook.arguments import specbench_parser, specgen_parser, specload_parser, specpanel_parser
+from specnb.notebook.arguments import (
+    MEMORY_ACTIONS,
+    specbench_parser,
+    specgen_parser,
+    specload_parser,
+    specmemory_parser,
+    specpanel_parser,
+)
 from specnb.notebook.benchmark import Benchmark, split_prompts
+from specnb.notebook.cell_text import exact_body, expand
 from specnb.notebook.magic_parser import complete
 from specnb.notebook.session import LAST, LAST_BENCH, Session
 from specnb.notebook.stream import View, view_for
 from specnb.options import MAGIC_MAX_NEW_TOKENS, METHOD_WITHOUT_DRAFT_MODEL, method_info, method_names
 from specnb.text import prompt_inputs
-
-_NAME = re.compile(r"\{\{([^\W\d]\w*)\}\}|\{([^\W\d]\w*)\}")
 
 
 class Interrupted(KeyboardInterrupt):
@@ -143,7 +149,8 @@ class SpecMagics(Magics):
             )
         if options.pop("expand", False):
             body = expand(body, self.shell.user_ns)
-        own = {key: options.pop(key, None) for key in ("method", "model", "output", "quiet", "chat", "system")}
+        names = ("method", "model", "output", "quiet", "chat", "system", "no_memory")
+        own = {key: options.pop(key, None) for key in names}
         with _usage_errors():
             pair = self.session.pair(own["model"])
             device = getattr(pair.target, "device", None)
@@ -156,7 +163,9 @@ class SpecMagics(Magics):
         if self.max_new_tokens is not None:
             options.setdefault("max_new_tokens", self.max_new_tokens)
         view = None if own["quiet"] else view_for(self.shell, pair.tokenizer, self.live)
-        self._generate(pair, view, own["output"], method=method, **inputs, **options)
+        remember = not own["no_memory"]
+        options |= self.session.drafts_from(pair, method) if remember else {}
+        self._generate(pair, view, own["output"], remember, method=method, **inputs, **options)
 
     @no_var_expand
     @line_cell_magic
@@ -201,7 +210,35 @@ class SpecMagics(Magics):
             pair = self.session.pair(options["name"]) if "name" in options else None
             return Panel(pair, session=self.session, method=self.method)
 
-    def _generate(self, pair: Any, view: View | None, output: str | None, **options: Any) -> None:
+    @no_var_expand
+    @line_magic
+    def specmemory(self, line: str) -> None:
+        parser = specmemory_parser()
+        options = parser.read(line)
+        if options.pop("help", False):
+            print(parser.format_help())
+            return
+        action, file = options.get("action"), options.get("file", "")
+        if action is not None and MEMORY_ACTIONS[action] != bool(file):
+            raise UsageError(f"write %specmemory {action}{' FILE' if MEMORY_ACTIONS[action] else ', without a file'}.")
+        with _usage_errors():
+            if action is not None or "model" in options:
+                pair = self.session.pair(options.get("model"))
+                if action == "load":
+                    self.session.set_memory(pair, Memory.load(file))
+                memory = self.session.memory(pair)
+                if action == "save":
+                    memory.save(file)
+                if action == "clear":
+                    memory.clear()
+                print(memory)
+                return
+        for memory in self.session.memories.values():
+            print(memory)
+        if not self.session.memories:
+            print("the session's memory is empty")
+
+    def _generate(self, pair: Any, view: View | None, output: str | None, remember: bool, **options: Any) -> None:
         import specnb
 
         try:
@@ -213,19 +250,21 @@ class SpecMagics(Magics):
                 if view:
                     view.fail()
                 raise Interrupted("nothing was generated yet.") from interrupt
-            self._keep(partial, view, output)
+            self._keep(partial, view, output, pair if remember else None)
             raise Interrupted(f"{partial.num_emitted_tokens} tokens so far, kept in {output or LAST}.") from interrupt
         except BaseException as error:
             partial = getattr(error.__cause__ or error, "partial_result", None)
             if partial is not None and partial.num_emitted_tokens:  # one of the user's functions failed, a drafter, ...
-                self._keep(partial, view, output)
+                self._keep(partial, view, output, pair if remember else None)
             elif view:
                 view.fail()
             raise
-        self._keep(result, view, output)
+        self._keep(result, view, output, pair if remember else None)
 
-    def _keep(self, result: Any, view: View | None, output: str | None) -> None:
+    def _keep(self, result: Any, view: View | None, output: str | None, pair: Any) -> None:
         self.session.set_result(result)
+        if pair is not None:
+            self.session.remember(pair, result)
         for name in (LAST, output):
             if name:
                 self.shell.user_ns[name] = result
@@ -238,51 +277,10 @@ _PARSERS = {
     "specload": specload_parser,
     "specpanel": specpanel_parser,
     "specbench": specbench_parser,
+    "specmemory": specmemory_parser,
 }
 for _name, _make in _PARSERS.items():
     getattr(SpecMagics, _name).__doc__ = _make().format_help()
-
-
-def exact_body(line: str, cell: str, typed: Sequence[str], magic: str = "%%specgen") -> str:
-    """The body of a cell magic exactly as it was typed, without what IPython adds or strips.
-
-    This also holds for a magic below other cell magics (%%capture, %%time, ...).
-
-    Args:
-        line: the line of the magic, without its name.
-        cell: the body that IPython passed to the magic.
-        typed: the running cells as typed, the outermost first.
-        magic: the name of the magic with its percent signs.
-
-    Returns:
-        The text below the magic's line in the typed cell that has it, else `cell` without its last line break.
-    """
-    passed = cell.splitlines()
-    for raw in typed:  # the outermost first: IPython adds a line break to the cells that it runs itself
-        rest = raw
-        while rest:
-            first, _, rest = rest.partition("\n")
-            if first.strip() == f"{magic} {line}".strip():
-                body = rest.splitlines()
-                if len(body) == len(passed) and all(t.endswith(p) for t, p in zip(body, passed, strict=True)):
-                    return rest
-            if first.strip() and not first.strip().startswith("%%"):
-                break
-    return cell.removesuffix("\n")
-
-
-def expand(body: str, names: dict[str, Any]) -> str:
-    """Replace `{name}` by `str(names[name])` and `{{name}}` by `{name}`. All other braces stay.
-
-    Raises:
-        UsageError: a name is not defined.
-    """
-    missing = sorted({match[2] for match in _NAME.finditer(body) if match[2] and match[2] not in names})
-    if missing:
-        raise UsageError(
-            f"--expand: not defined: {', '.join(missing)}. Write {{{{{missing[0]}}}}} for {{{missing[0]}}} itself."
-        )
-    return _NAME.sub(lambda match: f"{{{match[1]}}}" if match[1] else str(names[match[2]]), body)
 
 
 @contextmanager

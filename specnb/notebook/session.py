@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from specnb.memory import Memory
+from specnb.memory.tokenizer_identity import identify
 from specnb.options import unknown
 
 _ATTRIBUTE = "_specnb_session"
@@ -22,12 +24,14 @@ class Session:
         pairs: the loaded pairs by name.
         current: name of the current pair; None without any.
         last: the last result.
+        memories: what the runs have written, by the digest of the tokenizer; method "suffix" drafts from it.
         listeners: called without arguments after every change, so that open panels can refresh.
     """
 
     pairs: dict[str, Any] = field(default_factory=dict)
     current: str | None = None
     last: Any = None
+    memories: dict[str, Memory] = field(default_factory=dict, repr=False)
     _given: dict[str, dict[str, Any]] = field(default_factory=dict)
     listeners: list[Callable[[], object]] = field(default_factory=list, repr=False, compare=False)
 
@@ -95,6 +99,32 @@ class Session:
         """Remember the last result."""
         self.last = result
         self._changed()
+
+    def memory(self, pair: Any) -> Memory:
+        """The memory for the tokenizer of a pair; creates one if there is none."""
+        digest = identify(pair.tokenizer).digest
+        if digest not in self.memories:
+            self.memories[digest] = Memory(tokenizer=pair.tokenizer)
+        return self.memories[digest]
+
+    def set_memory(self, pair: Any, memory: Memory) -> None:
+        """Use another memory for the tokenizer of a pair.
+
+        Raises:
+            ValueError: it holds tokens of another tokenizer.
+        """
+        memory.bind(pair.tokenizer)
+        self.memories[identify(pair.tokenizer).digest] = memory
+
+    def drafts_from(self, pair: Any, method: str | None) -> dict[str, Any]:
+        """The memory as an argument of `generate`, for a method that drafts from it."""
+        return {"memory": self.memory(pair)} if method == "suffix" else {}
+
+    def remember(self, pair: Any, result: Any) -> None:
+        """Add a result to the memory, unless its method has done so itself."""
+        if result.method != "suffix":
+            for row in result.rows:
+                self.memory(pair).add(row.ids, row.prompt_ids)
 
     def load_options(self, name: str) -> dict[str, Any] | None:
         """The options with which a pair was loaded; None if it was added by `add`."""

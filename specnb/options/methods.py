@@ -58,6 +58,13 @@ _METHODS = (
         defaults={"num_assistant_tokens": 10},
     ),
     MethodInfo(
+        name="suffix",
+        title="Suffix decoding",
+        help="copies what followed the same words in prompt, output and past outputs, as far as it is likely",
+        source="Oliaro et al. 2411.04975",
+        defaults={"num_assistant_tokens": 10},
+    ),
+    MethodInfo(
         name="early_exit",
         title="Early exit",
         help="the target's own first layers draft, and what they computed is reused",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from specnb.options.option import Option
 
 _MODEL_DRAFTERS = ("draft_model", "early_exit", "mtp_layers", "eagle3", "gemma4_assistant", "universal")
-_DRAFTERS = (*_MODEL_DRAFTERS, "prompt_lookup")
+_DRAFTERS = (*_MODEL_DRAFTERS, "prompt_lookup", "suffix")
 
 OPTIONS: tuple[Option, ...] = (
     Option(
@@ -78,12 +78,41 @@ OPTIONS: tuple[Option, ...] = (
         methods=("prompt_lookup",),
     ),
     Option(
+        name="suffix_decoding_max_tree_depth",
+        type=int,
+        default=32,
+        help="longest match that suffix decoding looks for, and its longest draft, in tokens (vLLM: 24)",
+        low=1,
+        slider=(1, 64),
+        methods=("suffix",),
+    ),
+    Option(
+        name="suffix_decoding_max_spec_factor",
+        type=float,
+        default=3.0,
+        help="a draft is at most this factor times the length of the match (vLLM: 1)",
+        low=0,
+        low_open=True,
+        slider=(0.5, 8),
+        methods=("suffix",),
+    ),
+    Option(
+        name="suffix_decoding_min_token_prob",
+        type=float,
+        default=0.1,
+        help="a draft ends where the estimated probability that all of it is accepted falls below this (0: never)",
+        low=0,
+        high=1,
+        slider=(0, 1),
+        methods=("suffix",),
+    ),
+    Option(
         name="verification",
         type=str,
         default="token",
         help="acceptance rule when sampling: token by token, or the whole block at once (never accepts fewer)",
         choices=("token", "block"),
-        methods=_DRAFTERS,
+        methods=(*_MODEL_DRAFTERS, "prompt_lookup"),  # with blocks, a memory would change what is sampled
     ),
     Option(
         name="max_new_tokens",

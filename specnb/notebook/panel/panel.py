@@ -211,18 +211,17 @@ class Panel:
         live = LiveText(pair.tokenizer, self._view, request.options["max_new_tokens"])
         if self._pages.open not in ("Text", "Steps", "Plots"):
             self._pages.open = "Text"
+        arguments = request.arguments | self.session.drafts_from(pair, request.method)
         try:
-            result = specnb.generate(
-                pair, **inputs, **request.arguments, on_step=live.step, cancel=cancel, probabilities=True
-            )
+            result = specnb.generate(pair, **inputs, **arguments, on_step=live.step, cancel=cancel, probabilities=True)
         except BaseException as error:
             partial = getattr(error, "partial_result", None)
             if partial is not None and partial.num_emitted_tokens:
-                self._keep(partial)
+                self._keep(partial, pair)
             else:
                 live.fail()
             raise
-        self._keep(result)
+        self._keep(result, pair)
 
     def _measure(self, cancel: threading.Event) -> None:
         from specnb.bench import compare
@@ -250,7 +249,8 @@ class Panel:
             self.comparison = found
             self._saved.update(self._compare.output.value, str(found))
 
-    def _keep(self, result: GenerationResult) -> None:
+    def _keep(self, result: GenerationResult, pair: Any) -> None:
+        self.session.remember(pair, result)
         self.session.set_result(result)  # the session tells all panels to show it
         if self._shell is not None:
             self._shell.user_ns[LAST] = result
