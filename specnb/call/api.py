@@ -117,7 +117,9 @@ def _check_arguments(
     if isinstance(model, Pair):
         pair, model = model, model.target
         tokenizer = tokenizer if tokenizer is not None else pair.tokenizer
-        other_method = method is None and any(is_requested(options.get(option)) for option in ASKED_BY)
+        other_method = method is None and any(
+            is_requested(options.get(option)) for option, name in ASKED_BY.items() if name not in ASSISTANT_METHODS
+        )
         if assistant_model is None and not other_method and method_name(method) in (None, *ASSISTANT_METHODS):
             assistant_model, assistant_tokenizer = pair.assistant, pair.assistant_tokenizer
     assistant_model, assistant_tokenizer = unwrap_model("assistant_model", assistant_model, assistant_tokenizer)

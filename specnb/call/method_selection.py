@@ -19,6 +19,8 @@ DRAFTING_OPTIONS = {name for name, option in BY_NAME.items() if option.group == 
 SPECNB_OPTIONS = DRAFTING_OPTIONS | ASKED_BY.keys()
 """Options that specnb handles itself; they are not passed on to `generate()`."""
 ASSISTANT_METHODS = {name for name, info in METHODS.items() if "assistant_model" in info.needs}
+SPECULATION_TYPE = "dflash"
+"""The only value of transformers' `speculation_type`."""
 ASSISTANT_CONFIG_OPTIONS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 """Options that are read from the draft model's generation config, as in transformers."""
 
@@ -94,6 +96,7 @@ def select_method(
     requested = {option: name for option, name in ASKED_BY.items() if is_requested(given.get(option))}
     wanted = [*requested.values(), *([assistant] if assistant else [])]
     name = method_name(method) or next(iter(wanted), None) or _method_from_configs(configs)
+    _check_speculation_type(configs, assistant)
     if name not in METHODS:
         raise ValueError(unknown("method", str(name), METHODS))
     for key, other in requested.items():
@@ -150,6 +153,9 @@ def select_method(
 
 def check_values(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options, those of specnb checked. Raises ValueError for a wrong value."""
+    kind = options.get("speculation_type")
+    if kind not in (None, SPECULATION_TYPE):
+        raise ValueError(f"speculation_type={kind!r} is not known: give {SPECULATION_TYPE!r}, or leave it out.")
     return {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
 
 
@@ -162,12 +168,27 @@ def _check_config_value(option: str, value: Any, where: str) -> Any:
 
 
 def _method_from_configs(configs: list[ConfigOptions]) -> str:
-    """The method that a generation config selects."""
-    for _, _, values in configs:
+    """The method that a generation config selects.
+
+    Where the target's config names a method that needs a draft model, it says what draft models are for it, as in
+    transformers: without one, it selects nothing.
+    """
+    for source, _, values in configs:
         for option, name in ASKED_BY.items():
-            if is_requested(values.get(option)):
+            if is_requested(values.get(option)) and (source == "call" or name not in ASSISTANT_METHODS):
                 return name
     return "plain"
+
+
+def _check_speculation_type(configs: list[ConfigOptions], assistant: str | None) -> None:
+    """Raise ValueError if a config asks for a DFlash drafter and the draft model is another one."""
+    for _, where, values in configs:
+        kind = values.get("speculation_type")
+        if kind == SPECULATION_TYPE and assistant not in (None, ASKED_BY["speculation_type"]):
+            raise ValueError(
+                f"{where} has speculation_type={kind!r}, but the draft model is for method {assistant!r}: give a "
+                "DFlash drafter, or set speculation_type to None there."
+            )
 
 
 def is_requested(value: Any) -> bool:

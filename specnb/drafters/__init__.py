@@ -16,6 +16,7 @@ from specnb.decoding.lm.create import create_lm
 from specnb.decoding.lm.kv_cache import standard_cache_layers, unsupported_cache_layers
 from specnb.decoding.lm.model_inputs import CacheSize, PreparedInputs
 from specnb.decoding.lm.snapshots import has_states
+from specnb.drafters.dflash import DFlash
 from specnb.drafters.draft_builder import DraftSampling
 from specnb.drafters.draft_model import DraftModel
 from specnb.drafters.early_exit import early_exit
@@ -23,6 +24,7 @@ from specnb.drafters.gemma4_assistant import Gemma4Assistant
 from specnb.drafters.mtp_layers import MtpLayers
 from specnb.drafters.prompt_lookup import PromptLookup
 from specnb.drafters.universal import Universal, retokenize_rows
+from specnb.models.dflash import is_dflash, settings_of
 from specnb.models.gemma4 import is_gemma4_assistant
 from specnb.models.mtp import load_mtp, mtp_config, num_mtp_layers
 from specnb.models.pair import check_pair
@@ -135,6 +137,24 @@ def _mtp_layers(context: MethodContext) -> tuple[LM, Drafter]:
     return target, MtpLayers(mtp, target, context.rows, context.size.capacity, context.sampling(target))
 
 
+def _dflash(context: MethodContext) -> tuple[LM, Drafter]:
+    drafter = context.assistant_model
+    assert drafter is not None
+    _check_shared_weights(context.model, "a DFlash drafter shares")
+    target = context.target(options=LMOptions(hidden_states="all", layers=settings_of(drafter).layers))
+    return target, DFlash(drafter, target, context.rows, context.size.capacity, context.sampling(target))
+
+
+def _check_shared_weights(model: PreTrainedModel, what: str) -> None:
+    """Raise Unsupported if the target's embedding or head, which a drafter shares, is offloaded."""
+    parts = model.get_input_embeddings(), model.get_output_embeddings()
+    if any(parameter.is_meta for part in parts for parameter in part.parameters()):
+        raise Unsupported(
+            f"{what} the embedding and the head of {type(model).__name__}, which are offloaded: load it without "
+            "offloading them, or use another method."
+        )
+
+
 def _gemma4_assistant(context: MethodContext) -> tuple[LM, Drafter]:
     assert context.assistant_model is not None
     target = context.target(options=LMOptions(hidden_states="kept"))
@@ -152,6 +172,7 @@ _METHODS: dict[str, Callable[[MethodContext], tuple[LM, Drafter | None]]] = {
     "draft_model": _draft_model,
     "early_exit": _early_exit,
     "mtp_layers": _mtp_layers,
+    "dflash": _dflash,
     "gemma4_assistant": _gemma4_assistant,
     "universal": _universal,
 }
@@ -195,15 +216,20 @@ def assistant_method(
     fit = check_pair(model, tokenizer, assistant_model, assistant_tokenizer)
     if assistant_model is None:
         return None
+    if is_dflash(assistant_model):
+        return "dflash"
     if is_gemma4_assistant(assistant_model):
         return "gemma4_assistant"
     return "universal" if fit.tokenizers == "different" else "draft_model"
 
 
-def with_defaults(method: Method, model: PreTrainedModel, sample: bool) -> Method:
+def with_defaults(
+    method: Method, model: PreTrainedModel, sample: bool, assistant_model: PreTrainedModel | None = None
+) -> Method:
     """The method with the defaults that depend on the call.
 
-    The draft length defaults to one token per MTP layer. A length that the call or a config gives is kept constant.
+    The draft length defaults to one token per MTP layer, or to a whole block of a DFlash drafter. A length that the
+    call or a config gives is kept constant.
     Without one, the schedule is
 
     - "constant" if the text depends on the lengths: with a sampled drafter, block verification or a lossy ensemble;
@@ -211,12 +237,15 @@ def with_defaults(method: Method, model: PreTrainedModel, sample: bool) -> Metho
     - "adaptive" otherwise.
     """
     options = dict(method.given)
-    if method.options.get("num_assistant_tokens", 0) is None:
+    given = options.get("num_assistant_tokens") is not None
+    if method.name == "dflash" and not given:
+        options["num_assistant_tokens"] = settings_of(assistant_model).max_tokens
+    elif method.options.get("num_assistant_tokens", 0) is None:
+        given = True  # one token per MTP layer counts as given
         options["num_assistant_tokens"] = max(1, num_mtp_layers(model))
     if method.options.get("num_assistant_tokens_schedule", "") is None:
         sampled = sample and (method.name != "prompt_lookup" or method.options.get("verification") == "block")
         lossy = method.options.get("assistant_ensemble_weight") is not None
-        given = options.get("num_assistant_tokens") is not None  # one token per MTP layer counts as given
         free = "heuristic" if _uses_half_precision(model) else "adaptive"
         options["num_assistant_tokens_schedule"] = "constant" if given or sampled or lossy else free
     return Method(method.name, **options)

@@ -30,7 +30,7 @@ class DFlash:
     """Drafts at most one block: `DFlashSettings.max_tokens` tokens; schedules that ask for more get those.
 
     Args:
-        drafter: a `DFlashDraftModel`, or transformers' own drafter of the same kind.
+        drafter: a `DFlashDrafter`, or transformers' own drafter of the same kind.
         target: must keep all states of the layers that the drafter reads (`LMOptions.layers`).
         capacity: number of slots of the kv cache to allocate at first.
     """

@@ -73,12 +73,12 @@ class DFlashSettings:
 
 
 class DFlashConfig(Qwen3Config):
-    """The config of a `DFlashDraftModel`: the shape of its layers, its settings, and the checkpoint's own config."""
+    """The config of a `DFlashDrafter`: the shape of its layers, its settings, and the checkpoint's own config."""
 
     model_type = "specnb_dflash"
 
 
-class DFlashDraftModel(PreTrainedModel):
+class DFlashDrafter(PreTrainedModel):
     """The weights of a DFlash drafter. `specnb.drafters.dflash` runs it; embedding and head are the target's.
 
     Args:
@@ -117,8 +117,8 @@ def is_dflash_config(values: Mapping[str, Any]) -> bool:
 
 
 def is_dflash(model: Any) -> bool:
-    """Whether a model is a DFlash drafter."""
-    return type(model).__name__ in (*_ARCHITECTURES, *_TRANSFORMERS)
+    """Whether a model is a DFlash drafter: ours, or transformers' own."""
+    return isinstance(model, DFlashDrafter) or type(model).__name__ in _TRANSFORMERS
 
 
 def dflash_config(values: Mapping[str, Any]) -> DFlashConfig:
@@ -157,7 +157,7 @@ def settings_from(values: Mapping[str, Any]) -> DFlashSettings:
 
 def settings_of(model: Any) -> DFlashSettings:
     """The settings of a drafter of any format."""
-    if isinstance(model, DFlashDraftModel):
+    if isinstance(model, DFlashDrafter):
         return model.settings
     config = model.config  # transformers' own class: bidirectional windows that include both ends
     windows = [config.sliding_window + 1 if kind == "sliding_attention" else None for kind in config.layer_types]

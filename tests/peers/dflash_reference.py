@@ -1,10 +1,15 @@
-"""Records what the reference implementations of DFlash draft, for tests/test_dflash.py.
+"""What the reference implementations of DFlash draft with the checkpoints of `tests/dflash_checkpoints.py`.
 
-    python tests/peers/dflash_reference.py zlab          # in an environment with torch, transformers 5.15 or newer, dflash 0.1.0
-    python tests/peers/dflash_reference.py speculators   # with torch, transformers 5.19, speculators 0.9.0
+    python tests/peers/dflash_reference.py zlab
+    python tests/peers/dflash_reference.py speculators
 
-Both need safetensors and tokenizers. The weights are made from seeds (tests/dflash_checkpoints.py), so only ids are
-kept: tests/results/dflash-*.json has, per checkpoint, what is drafted after each length of a text.
+write `tests/results/dflash-*.json`: per checkpoint, the ids and the best logits of the blocks after some lengths of a
+text. The first needs torch, transformers 5.15 or newer, and `pip install --no-deps dflash==0.1.0`. The second needs an
+environment of its own:
+
+    pip install torch==2.13.0 transformers==5.19.0
+    pip install --no-deps speculators==0.9.0 hs-connectors==0.9.0
+    pip install pydantic pydantic-settings loguru typer rich httpx openai aiohttp psutil datasets click
 """
 
 from __future__ import annotations
