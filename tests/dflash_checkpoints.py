@@ -47,17 +47,18 @@ def target() -> PreTrainedModel:
     return tiny.llama(seed=3, layers=8, std=0.2)
 
 
-STRONG, WEAK = 2.0, 0.25
+STRONG, WEAK = 2.0, 0.1
 """Factors of what layers add. Drafts of strong layers differ from text to text, those of weak ones are often right."""
 LENGTHS = (2, 5, 6, 7, 8, 13, 20, 31)
-"""Lengths of the text after which blocks were recorded: short of the window, at it, and beyond."""
+"""Lengths of the texts after which blocks were recorded: short of the window, at it, and beyond."""
 
 
 @cache
-def text() -> list[int]:
-    """A prompt and what the target continues it with, 44 ids."""
-    out = target().generate(PROMPT, attention_mask=torch.ones_like(PROMPT), do_sample=False, max_new_tokens=37)
-    return list(out[0].tolist())  # type: ignore[index]
+def texts() -> list[list[int]]:
+    """Texts of `LENGTHS` tokens: random ones and the token that the target writes next."""
+    found = [tiny.ids(10 + length, length - 1) for length in LENGTHS]
+    with torch.no_grad():
+        return [[*one[0].tolist(), int(target()(one).logits[0, -1].argmax())] for one in found]
 
 
 def mask_token(model: PreTrainedModel) -> int:

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from specnb.models.dflash_layers import CandidateSelector, DFlashLayer
+from specnb.models.report import load_report
 
 _ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel")
 _SPECULATORS = ("dflash", "dflash2")
@@ -111,9 +112,40 @@ class DFlashDrafter(PreTrainedModel):
 
 
 def is_dflash_config(values: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint's config is that of a DFlash drafter, in z-lab's or speculators' format."""
-    named = any(name in _ARCHITECTURES for name in values.get("architectures") or ())
-    return named or values.get("speculators_model_type") in _SPECULATORS
+    """Whether a config.json is that of a DFlash drafter, of any format."""
+    kind = values.get("speculators_model_type")
+    if kind is not None:
+        return kind in _SPECULATORS
+    return any(name in (*_ARCHITECTURES, *_TRANSFORMERS) for name in values.get("architectures") or ())
+
+
+def load_dflash(
+    name: str, place: str, values: Mapping[str, Any], dtype: Any = "auto", device: Any = None, **options: Any
+) -> PreTrainedModel:
+    """Load a drafter, in eval mode.
+
+    Args:
+        name: its name, for messages.
+        place: a folder or hub id.
+        values: the contents of its config.json.
+        dtype: as in transformers; "auto" is that of the stored weights.
+        device: where to put it; None is the CPU.
+        options: for transformers' look-up of files on the hub.
+
+    Raises:
+        LoadError: its weights and its config do not fit.
+        ValueError: its config lacks something.
+    """
+    given = {"dtype": dtype, "device_map": None if device is None else {"": device}, **options}
+    kind: Any = AutoModel
+    if not any(one in _TRANSFORMERS for one in values.get("architectures") or ()):
+        kind, given["config"] = DFlashDrafter, dflash_config(values)
+    with load_report(name) as loading:
+        model, info = kind.from_pretrained(
+            place, output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False, **given
+        )
+        loading.check(name, model, info)
+    return model.eval()  # type: ignore[no-any-return]
 
 
 def is_dflash(model: Any) -> bool:

@@ -26,9 +26,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import dflash_checkpoints as made
 
-TEXT = made.text()
-LENGTHS = made.LENGTHS
-
 
 def rounded(values: torch.Tensor) -> list[float]:
     """The best logits, before a selector, to four digits."""
@@ -49,8 +46,8 @@ def zlab(folder: Path) -> dict[str, Any]:
             for damp in (made.STRONG, made.WEAK)
         )
         draft, drafted, best = strong, [], []
-        for length in LENGTHS:
-            ids = torch.tensor([TEXT[:length]])
+        for text in made.texts():
+            ids = torch.tensor([text])
             states = target(ids[:, :-1], output_hidden_states=True).hidden_states
             block = torch.full((1, draft.block_size), draft.mask_token_id)
             block[:, 0] = ids[:, -1]
@@ -58,7 +55,7 @@ def zlab(folder: Path) -> dict[str, Any]:
             hidden = draft(
                 target_hidden=reference.extract_context_feature(states, draft.target_layer_ids),
                 noise_embedding=reference._raw_input_embeddings(target, block, scale),
-                position_ids=torch.arange(length - 1 + draft.block_size)[None],
+                position_ids=torch.arange(len(text) - 1 + draft.block_size)[None],
             )[:, 1:]
             if isinstance(draft, reference.DFlash2DraftModel):
                 tokens = draft.propose(hidden, block[:, 0], target.lm_head, 0.0)[0]
@@ -66,7 +63,7 @@ def zlab(folder: Path) -> dict[str, Any]:
                 tokens = draft.compute_logits(hidden, target.lm_head).argmax(-1)
             drafted.append(tokens[0].tolist())
             best.append(rounded(draft.compute_logits(hidden, target.lm_head)[0].amax(-1)))
-        run = reference.dflash_generate(weak, target, made.PROMPT, 40, None, return_stats=True)
+        run = reference.dflash_generate(weak, target, made.PROMPT, 60, None, return_stats=True)
         found[name] = {
             "drafted": drafted,
             "best": best,
@@ -84,8 +81,6 @@ def speculators(folder: Path) -> dict[str, Any]:
 
     target, found = made.target(), {}
     target.save_pretrained(folder / "target")
-    ids = torch.tensor([TEXT])
-    states = target(ids, output_hidden_states=True).hidden_states
     for name, options in made.SPECULATORS.items():
         place = made.speculators(folder / name, target, options, damp=made.STRONG, verifier=str(folder / "target"))
         config = json.loads((place / "config.json").read_text())
@@ -94,23 +89,24 @@ def speculators(folder: Path) -> dict[str, Any]:
         read.transformer_layer_config._attn_implementation = "eager"
         draft = kind.from_pretrained(place, config=read).eval()
         draft.load_verifier_weights()
-        aux = torch.cat([states[i] for i in config["aux_hidden_state_layer_ids"]], -1)
         drafted, best = [], []
-        for length in LENGTHS:
-            mask = torch.zeros(1, len(TEXT))
-            mask[0, length - 1] = 1  # the only anchor; blocks reach up to the end of the text
+        for text in made.texts():
+            ids = torch.tensor([text + [0] * made.BLOCK])  # no anchor may be in the last block of a text
+            states = target(ids, output_hidden_states=True).hidden_states
+            mask = torch.zeros(ids.shape)
+            mask[0, len(text) - 1] = 1  # the only anchor
             hidden, logits, *_ = draft._backbone_forward(
-                hidden_states=aux,
+                hidden_states=torch.cat([states[i] for i in config["aux_hidden_state_layer_ids"]], -1),
                 input_ids=ids,
                 loss_mask=mask,
                 verifier_last_hidden_states=states[-1],
-                document_ids=torch.zeros(1, len(TEXT), dtype=torch.long),
+                document_ids=torch.zeros(ids.shape, dtype=torch.long),
                 max_anchors=1,
             )
             if not options.get("sample_from_anchor"):
                 hidden, logits = hidden[:, 1:], logits[:, 1:]
             if kind is DFlash2DraftModel:
-                tokens, before = [], ids[:, length - 1]
+                tokens, before = [], ids[:, len(text) - 1]
                 for i in range(logits.shape[1]):
                     candidates, scores = draft.candidate_selector.select(logits[:, i], hidden[:, i], before)
                     before = candidates.gather(-1, scores.argmax(-1, keepdim=True))[:, 0]
