@@ -22,7 +22,7 @@ from specnb.decoding.contracts import Draft, Row
 from specnb.decoding.lm.base import LM
 from specnb.decoding.lm.kv_cache import KVCache
 from specnb.drafters.draft_builder import DraftBuilder, DraftSampling
-from specnb.models.dflash import settings_of
+from specnb.models.dflash import settings_of, target_ids
 from specnb.runtime.prepare import prepare
 
 
@@ -49,8 +49,8 @@ class DFlash:
         self._selector = getattr(self.drafter, "candidate_selector", None)
         self._head = getattr(self.drafter, "lm_head", None)
         self.device, self.dtype = self._fc.weight.device, self._fc.weight.dtype
-        offsets = getattr(self.drafter, "d2t", None)
-        self._ids = None if offsets is None else offsets + torch.arange(len(offsets), device=offsets.device)
+        ids = target_ids(drafter)
+        self._ids = None if ids is None else ids.to(sampling.device)
         embeddings = target.model.get_input_embeddings()
         self._embedding, scale = embeddings.weight, self.settings.embedding_scale
         self._scale = float(getattr(embeddings, "embed_scale", 1.0)) if scale is None else scale
@@ -78,7 +78,8 @@ class DFlash:
         for r, draft in enumerate(drafts):
             while draft.open:
                 i, last = len(draft.tokens), (draft.tokens or draft.row.ids)[-1]
-                draft.add(logits[r, i] if selector is None else selector(logits[r, i], projected[r, i], last))
+                scores = logits[r, i] if selector is None else selector(logits[r, i], projected[r, i], last)
+                draft.add(scores.to(self.sampling.device), self._ids)
         return [draft.draft() for draft in drafts]
 
     def _read_context(self, rows: Sequence[Row]) -> None:
@@ -166,16 +167,13 @@ class DFlash:
         return seen.expand(-1, size, -1)[:, None]
 
     def _logits(self, states: Tensor) -> Tensor:
-        """Logits `[rows, n, vocab]` of the states, over the target's vocabulary."""
+        """Logits `[rows, n, vocab]` of the states, over the drafter's vocabulary if it has one."""
         settings = self.settings
         head = self._target_head if self._head is None else self._head
         weight = self._embedding if self._head is None else self._head.weight
         logits = head(states.to(weight.device, weight.dtype)) * settings.output_multiplier
         if settings.final_logit_softcapping:
             logits = torch.tanh(logits / settings.final_logit_softcapping) * settings.final_logit_softcapping
-        if self._ids is not None:
-            whole = logits.new_full((*logits.shape[:-1], self.target.vocab_size), -torch.inf)
-            logits = whole.index_copy(-1, self._ids.to(whole.device), logits)
         return logits  # type: ignore[no-any-return]
 
 

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from specnb.models.dflash_layers import CandidateSelector, DFlashLayer
+from specnb.models.eagle3 import check_verifier
 from specnb.models.report import load_report
 
 _ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel")
@@ -49,8 +50,6 @@ class DFlashSettings:
         output_multiplier: the factor of the logits.
         final_logit_softcapping: the soft cap of the logits; None for none.
         num_target_layers: of the target that it was made for; None if unknown.
-        verifier: the name of that target; may be empty.
-        verifier_architectures: the classes of that target.
     """
 
     block_size: int
@@ -64,8 +63,6 @@ class DFlashSettings:
     output_multiplier: float = 1.0
     final_logit_softcapping: float | None = None
     num_target_layers: int | None = None
-    verifier: str = ""
-    verifier_architectures: tuple[str, ...] = ()
 
     @property
     def max_tokens(self) -> int:
@@ -145,7 +142,8 @@ def load_dflash(
             place, output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False, **given
         )
         loading.check(name, model, info)
-    return model.eval()  # type: ignore[no-any-return]
+    loaded: PreTrainedModel = model.eval()
+    return loaded
 
 
 def is_dflash(model: Any) -> bool:
@@ -176,6 +174,7 @@ def dflash_config(values: Mapping[str, Any]) -> DFlashConfig:
         tie_word_embeddings=False,
         draft_vocab_size=int(values.get("draft_vocab_size") or shape.vocab_size) if speculators else shape.vocab_size,
         settings=asdict(settings),
+        speculators_config=values.get("speculators_config"),
         source_config=copy.deepcopy(dict(values)),
         **extra,
     )
@@ -200,6 +199,12 @@ def settings_of(model: Any) -> DFlashSettings:
         windows=tuple(windows),
         causal=(False,) * len(windows),
     )
+
+
+def target_ids(model: Any) -> Tensor | None:
+    """The target's ids `[draft vocab]` of a drafter's tokens; None for a drafter without a vocabulary of its own."""
+    offsets = getattr(model, "d2t", None)
+    return None if offsets is None else offsets + torch.arange(len(offsets), device=offsets.device)
 
 
 def _layer_config(values: Mapping[str, Any], speculators: bool) -> Any:
@@ -253,7 +258,6 @@ def _speculators_settings(values: Mapping[str, Any], shape: Any) -> DFlashSettin
     window: Any = getattr(shape, "sliding_window", None)
     both = values.get("sliding_window_non_causal", values["speculators_model_type"] == "dflash2")
     sliding = [window is not None and kind == "sliding_attention" for kind in _layer_types(shape)]
-    verifier = (values.get("speculators_config") or {}).get("verifier") or {}
     return DFlashSettings(
         block_size=int(values.get("block_size", 8)),
         mask_token_id=int(mask),
@@ -262,8 +266,6 @@ def _speculators_settings(values: Mapping[str, Any], shape: Any) -> DFlashSettin
         causal=tuple(one and not both for one in sliding),
         window_from_anchor=True,
         first=0 if values.get("sample_from_anchor") else 1,
-        verifier=verifier.get("name_or_path") or "",
-        verifier_architectures=tuple(verifier.get("architectures") or ()),
     )
 
 
@@ -285,7 +287,8 @@ def check_dflash(target: PreTrainedModel, drafter: PreTrainedModel) -> None:
         ValueError: it was made for another one. The message names both and what differs.
     """
     config, own, settings = target.config.get_text_config(decoder=True), drafter.config, settings_of(drafter)
-    names = f"the DFlash drafter {own.name_or_path or type(drafter).__name__} cannot draft for {type(target).__name__}"
+    mine, theirs = own.name_or_path or type(drafter).__name__, target.config.name_or_path or type(target).__name__
+    names = f"the DFlash drafter {mine!r} cannot draft for {theirs!r} ({type(target).__name__})"
     advice = "use the drafter that was made for this target."
     vocab, depth = int(config.vocab_size), int(config.num_hidden_layers)
     if own.hidden_size != config.hidden_size:
@@ -304,3 +307,9 @@ def check_dflash(target: PreTrainedModel, drafter: PreTrainedModel) -> None:
         raise ValueError(
             f"{names}: its mask token has id {settings.mask_token_id}, but the target has {rows} embeddings; {advice}"
         )
+    if target.get_output_embeddings() is None:
+        raise ValueError(f"{names}: it shares the target's head, and the target has none.")
+    ids = target_ids(drafter)
+    if ids is not None and not ids.is_meta and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
+        raise ValueError(f"{names}: it drafts ids up to {int(ids.max())}, but the target's vocabulary has {vocab}.")
+    check_verifier(target, drafter, names)

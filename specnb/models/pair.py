@@ -99,12 +99,13 @@ def check_pair(target: Any, tokenizer: Any = None, assistant: Any = None, assist
         ValueError: the draft model cannot draft for the target.
     """
     from specnb.models.dflash import check_dflash, is_dflash
+    from specnb.models.eagle3 import check_eagle3, is_eagle3
     from specnb.models.gemma4 import check_assistant, is_gemma4_assistant
 
-    if is_dflash(target):
+    if is_eagle3(target) or is_dflash(target):
         raise ValueError(
-            "a DFlash drafter reads the states of the model that it was made for; it cannot generate alone. Load that "
-            "model as the target, with this as its assistant."
+            f"{'an EAGLE-3' if is_eagle3(target) else 'a DFlash'} drafter reads the states of the model that it was "
+            "made for; it cannot generate alone. Load that model as the target, with this as its assistant."
         )
     if is_gemma4_assistant(target):
         raise ValueError(
@@ -120,6 +121,9 @@ def check_pair(target: Any, tokenizer: Any = None, assistant: Any = None, assist
             f"the draft model ({type(assistant).__name__}) is an encoder-decoder model, the target "
             f"({type(target).__name__}) is not: give a decoder-only draft model."
         )
+    if is_eagle3(assistant):
+        check_eagle3(target, assistant)
+        return PairCheck("unknown")
     if is_dflash(assistant):
         check_dflash(target, assistant)
         return PairCheck("unknown")

@@ -68,6 +68,13 @@ _METHODS = (
         defaults={"num_assistant_tokens": None},
     ),
     MethodInfo(
+        name="eagle3",
+        title="EAGLE-3",
+        help="a small layer trained for the target drafts from the states of three of its layers",
+        source="EAGLE-3, Li et al. 2503.01840; EAGLE 3.1, 2605.09992",
+        needs=("assistant_model",),
+    ),
+    MethodInfo(
         name="dflash",
         title="DFlash",
         help="a block-diffusion drafter made for the target drafts a whole block in one pass",
