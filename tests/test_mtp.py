@@ -79,11 +79,11 @@ def drafting() -> Iterator[list[tuple[list[int], list[int], Tensor]]]:
     found: list[tuple[list[int], list[int], Tensor]] = []
     add = DraftBuilder.add
 
-    def record(self: DraftBuilder, logits: Tensor) -> None:
+    def record(self: DraftBuilder, logits: Tensor, ids: Tensor | None = None) -> None:
         at = (self.row.index, len(self.row.ids))
         _, tokens, rows = seen.setdefault(at, (list(self.row.ids), [], []))
         rows.append(logits.detach().clone())
-        add(self, logits)
+        add(self, logits, ids)
         tokens[:] = self.tokens
 
     with pytest.MonkeyPatch.context() as patch:

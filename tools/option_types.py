@@ -9,7 +9,11 @@ from specnb.options import ASKED_BY, OPTIONS, Option
 
 PLACE = Path(__file__).parent.parent / "specnb" / "call" / "option_types.py"
 _PARAMETERS = {"seed", "logprobs", "top_logprobs"}  # of generate() and decoder() themselves
-_ASKED_BY = {"prompt_lookup_num_tokens": "int | None", "use_mtp": "bool | None"}
+_ASKED_BY = {
+    "prompt_lookup_num_tokens": "int | None",
+    "use_mtp": "bool | None",
+    "speculation_type": 'Literal["dflash"] | None',
+}
 _INPUTS = {
     "input_ids": "Tensor",
     "attention_mask": "Tensor | None",

@@ -128,7 +128,9 @@ def _check_arguments(
     if isinstance(model, Pair):
         pair, model = model, model.target
         tokenizer = tokenizer if tokenizer is not None else pair.tokenizer
-        other_method = method is None and any(is_requested(options.get(option)) for option in ASKED_BY)
+        other_method = method is None and any(
+            is_requested(options.get(option)) for option, name in ASKED_BY.items() if not takes_assistant(name)
+        )
         fits = method is None or takes_assistant(method_name(method))
         if assistant_model is None and not other_method and fits:
             assistant_model, assistant_tokenizer = pair.assistant, pair.assistant_tokenizer

@@ -112,7 +112,7 @@ class CustomGenerate:
             assistant = self._check_call(model, input_ids, generation_config, model_kwargs)
             sample = bool(generation_config.do_sample)
             selected, sources = self._selected_method(method, requested, generation_config, model, assistant)
-            selected = drafters.with_defaults(selected, model, sample)
+            selected = drafters.with_defaults(selected, model, sample, self.assistant_model)
             self.remembered.check(selected.name, self.tokenizer)
             seed = self.seed if seed is None else BY_NAME["seed"].check(seed)
             if sample and seed is None:

@@ -33,7 +33,8 @@ FIELDS: dict[str, str] = _by_name(
         ),
         "drafting": (
             "use_mtp num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold "
-            "prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit assistant_ensemble_weight"
+            "prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit assistant_ensemble_weight "
+            "speculation_type"
         ),
         # assistant_lookbehind, target_lookbehind: how transformers aligns two tokenizers
         # is_assistant: the model also serves as a draft model; this ends drafts and never a text
@@ -44,7 +45,7 @@ FIELDS: dict[str, str] = _by_name(
         ),
         "unsupported": (
             "num_beams penalty_alpha guidance_scale dola_layers constraints force_words_ids use_cache token_healing "
-            "output_attentions output_hidden_states speculation_type cache_implementation"
+            "output_attentions output_hidden_states cache_implementation"
         ),
         "metadata": "transformers_version _from_model_config _commit_hash _original_object_hash",
     }

@@ -15,6 +15,8 @@ from specnb.options import ASKED_BY, BY_NAME, Method, Option, all_options, draft
 
 TRANSFORMERS_DEFAULTS: dict[str, Any] = compat.default_generation_params()
 """The values that transformers uses where neither the call nor a config sets one."""
+SPECULATION_TYPE = "dflash"
+"""The only value of transformers' `speculation_type`."""
 ASSISTANT_CONFIG_OPTIONS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 """Options that are read from the draft model's generation config, as in transformers."""
 
@@ -106,6 +108,7 @@ def select_method(
     wanted = [*requested.values(), *([assistant] if assistant else [])]
     name = method_name(method) or next(iter(wanted), None) or _method_from_configs(configs)
     info, own = method_info(name), drafting_options(name)
+    _check_speculation_type(configs, assistant)
     for key, other in requested.items():
         if other != name:
             raise ValueError(
@@ -163,6 +166,9 @@ def check_values(options: Mapping[str, Any]) -> dict[str, Any]:
 
     What only a registered drafter has is checked when the method is known.
     """
+    kind = options.get("speculation_type")
+    if kind not in (None, SPECULATION_TYPE):
+        raise ValueError(f"speculation_type={kind!r} is not known: give {SPECULATION_TYPE!r}, or leave it out.")
     return {name: BY_NAME[name].check(value) if name in BY_NAME else value for name, value in options.items()}
 
 
@@ -175,12 +181,27 @@ def _check_config_value(option: Option, value: Any, where: str) -> Any:
 
 
 def _method_from_configs(configs: list[ConfigOptions]) -> str:
-    """The method that a generation config selects."""
-    for _, _, values in configs:
+    """The method that a generation config selects.
+
+    Where the target's config names a method that needs a draft model, it says what draft models are for it, as in
+    transformers: without one, it selects nothing.
+    """
+    for source, _, values in configs:
         for option, name in ASKED_BY.items():
-            if is_requested(values.get(option)):
+            if is_requested(values.get(option)) and (source == "call" or not takes_assistant(name)):
                 return name
     return "plain"
+
+
+def _check_speculation_type(configs: list[ConfigOptions], assistant: str | None) -> None:
+    """Raise ValueError if a config asks for a DFlash drafter and the draft model is another one."""
+    for _, where, values in configs:
+        kind = values.get("speculation_type")
+        if kind == SPECULATION_TYPE and assistant not in (None, ASKED_BY["speculation_type"]):
+            raise ValueError(
+                f"{where} has speculation_type={kind!r}, but the draft model is for method {assistant!r}: give a "
+                "DFlash drafter, or set speculation_type to None there."
+            )
 
 
 def is_requested(value: Any) -> bool:

@@ -24,6 +24,7 @@ class DraftingOptions(TypedDict, total=False):
     verification: Literal["token", "block"] | None
     prompt_lookup_num_tokens: int | None
     use_mtp: bool | None
+    speculation_type: Literal["dflash"] | None
 
 
 class GenerateOptions(DraftingOptions, total=False):

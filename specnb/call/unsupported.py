@@ -13,13 +13,14 @@ from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
 from specnb import compat
 from specnb.call import peft_adapters
 from specnb.call.generate_options import NEW_FIELDS, NEW_PARAMETERS, UNSUPPORTED_CACHES
-from specnb.call.method_selection import TRANSFORMERS_DEFAULTS
+from specnb.call.method_selection import SPECULATION_TYPE, TRANSFORMERS_DEFAULTS
 from specnb.decoding.lm.base import LM, has_learned_positions, max_positions
 from specnb.decoding.lm.cached_lm import CachedLM
 from specnb.decoding.lm.kv_cache import standard_cache_layers
 from specnb.decoding.lm.model_inputs import forward_parameters
 from specnb.decoding.lm.prepared_lm import cached_length
 from specnb.decoding.lm.snapshots import has_states
+from specnb.models.dflash import is_dflash
 from specnb.options import BY_NAME, Method
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _UNSUPPORTED_VALUES: dict[str, tuple[tuple[Any, ...], str]] = {
     "token_healing": ((None, False), "it rewrites the prompt"),
     "output_attentions": ((None, False), "rejected positions have no place in that output"),
     "output_hidden_states": ((None, False), "rejected positions have no place in that output"),
-    "speculation_type": ((None,), "drafters of that type are not built here"),
+    "speculation_type": ((None, SPECULATION_TYPE), "drafters of that type are not built here"),
     "synced_gpus": ((None, False), "each process decodes for itself and waits for no other"),
 }
 UNSUPPORTED_OPTIONS = frozenset({*_UNSUPPORTED_VALUES, "cache_implementation", "use_cache"})
@@ -90,15 +91,20 @@ def check_cache_use(model: PreTrainedModel, use_cache: bool | None) -> None:
 
 
 def check_assistant(assistant: PreTrainedModel | None) -> None:
-    """Raise ValueError for a draft model of an unsupported `speculation_type` or with unsupported adapters."""
+    """Raise ValueError for a draft model that is not of its `speculation_type`, or with unsupported adapters."""
     if assistant is None:
         return
     peft_adapters.check_adapters(assistant)
     kind = getattr(getattr(assistant, "generation_config", None), "speculation_type", None)
-    if kind is not None:
+    if kind not in (None, SPECULATION_TYPE):
         raise ValueError(
             f"the draft model's generation config has speculation_type={kind!r}: drafters of that type are not built "
             f"here. {_USE_TRANSFORMERS}"
+        )
+    if kind is not None and not is_dflash(assistant):
+        raise ValueError(
+            f"the draft model's generation config has speculation_type={kind!r}, but {type(assistant).__name__} is not "
+            "a DFlash drafter: set it to None there, or give another draft model."
         )
 
 

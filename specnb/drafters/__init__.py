@@ -17,6 +17,7 @@ from specnb.decoding.lm.create import create_lm
 from specnb.decoding.lm.kv_cache import standard_cache_layers, unsupported_cache_layers
 from specnb.decoding.lm.model_inputs import CacheSize, PreparedInputs
 from specnb.decoding.lm.snapshots import has_states
+from specnb.drafters.dflash import DFlash
 from specnb.drafters.draft_builder import DraftSampling
 from specnb.drafters.draft_model import DraftModel
 from specnb.drafters.eagle3 import Eagle3
@@ -28,6 +29,7 @@ from specnb.drafters.registered import DrafterContext, RegisteredDrafter
 from specnb.drafters.suffix import Limits, Suffix
 from specnb.drafters.universal import Universal, retokenize_rows
 from specnb.memory import Memory
+from specnb.models.dflash import is_dflash, settings_of
 from specnb.models.eagle3 import Eagle3Drafter, is_eagle3
 from specnb.models.gemma4 import is_gemma4_assistant
 from specnb.models.mtp import load_mtp, mtp_config, num_mtp_layers
@@ -160,6 +162,24 @@ def _eagle3(context: MethodContext) -> tuple[LM, Drafter]:
     return target, Eagle3(drafter, target, context.rows, context.size.capacity, context.sampling(target))
 
 
+def _dflash(context: MethodContext) -> tuple[LM, Drafter]:
+    drafter = context.assistant_model
+    assert drafter is not None
+    _check_shared_weights(context.model, "a DFlash drafter shares")
+    target = context.target(options=LMOptions(hidden_states="all", layers=settings_of(drafter).layers))
+    return target, DFlash(drafter, target, context.rows, context.size.capacity, context.sampling(target))
+
+
+def _check_shared_weights(model: PreTrainedModel, what: str) -> None:
+    """Raise Unsupported if the target's embedding or head, which a drafter shares, is offloaded."""
+    parts = model.get_input_embeddings(), model.get_output_embeddings()
+    if any(parameter.is_meta for part in parts for parameter in part.parameters()):
+        raise Unsupported(
+            f"{what} the embedding and the head of {type(model).__name__}, which are offloaded: load it without "
+            "offloading them, or use another method."
+        )
+
+
 def _gemma4_assistant(context: MethodContext) -> tuple[LM, Drafter]:
     assert context.assistant_model is not None
     target = context.target(options=LMOptions(hidden_states="kept"))
@@ -193,6 +213,7 @@ _METHODS: dict[str, Callable[[MethodContext], tuple[LM, Drafter | None]]] = {
     "early_exit": _early_exit,
     "mtp_layers": _mtp_layers,
     "eagle3": _eagle3,
+    "dflash": _dflash,
     "gemma4_assistant": _gemma4_assistant,
     "universal": _universal,
 }
@@ -238,15 +259,20 @@ def assistant_method(
         return None
     if is_eagle3(assistant_model):
         return "eagle3"
+    if is_dflash(assistant_model):
+        return "dflash"
     if is_gemma4_assistant(assistant_model):
         return "gemma4_assistant"
     return "universal" if fit.tokenizers == "different" else "draft_model"
 
 
-def with_defaults(method: Method, model: PreTrainedModel, sample: bool) -> Method:
+def with_defaults(
+    method: Method, model: PreTrainedModel, sample: bool, assistant_model: PreTrainedModel | None = None
+) -> Method:
     """The method with the defaults that depend on the call.
 
-    The draft length defaults to one token per MTP layer. A length that the call or a config gives is kept constant.
+    The draft length defaults to one token per MTP layer, or to a whole block of a DFlash drafter. A length that the
+    call or a config gives is kept constant.
     Without one, the schedule is
 
     - "constant" if the text depends on the lengths: with a sampled drafter, block verification or a lossy ensemble;
@@ -254,13 +280,16 @@ def with_defaults(method: Method, model: PreTrainedModel, sample: bool) -> Metho
     - "adaptive" otherwise.
     """
     options = dict(method.given)
-    if method.options.get("num_assistant_tokens", 0) is None:
+    given = options.get("num_assistant_tokens") is not None
+    if method.name == "dflash" and not given:
+        options["num_assistant_tokens"] = settings_of(assistant_model).max_tokens
+    elif method.options.get("num_assistant_tokens", 0) is None:
+        given = True  # one token per MTP layer counts as given
         options["num_assistant_tokens"] = max(1, num_mtp_layers(model))
     if method.options.get("num_assistant_tokens_schedule", "") is None:
         copied = method.name in ("prompt_lookup", "suffix") and method.options.get("verification") != "block"
         sampled = sample and not copied
         lossy = method.options.get("assistant_ensemble_weight") is not None
-        given = options.get("num_assistant_tokens") is not None  # one token per MTP layer counts as given
         free = "heuristic" if _uses_half_precision(model) else "adaptive"
         options["num_assistant_tokens_schedule"] = "constant" if given or sampled or lossy else free
     return Method(method.name, **options)

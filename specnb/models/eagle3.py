@@ -248,15 +248,15 @@ def check_eagle3(target: PreTrainedModel, drafter: Eagle3Drafter) -> None:
             f"{names}: it has no embedding of its own, and the target's has the size {text.hidden_size}, not "
             f"{config.hidden_size}."
         )
-    _check_verifier(target, drafter, names)
+    check_verifier(target, drafter, names)
 
 
-def _check_verifier(target: PreTrainedModel, drafter: Eagle3Drafter, names: str) -> None:
-    """Raise ValueError if the drafter's config names another target.
+def check_verifier(target: PreTrainedModel, drafter: PreTrainedModel, names: str) -> None:
+    """Raise ValueError if a drafter's config names another target. `names` begins the message.
 
     Copies in other folders, and quantised versions whose names begin alike, are the same target.
     """
-    verifier = (drafter.config.speculators_config or {}).get("verifier") or {}
+    verifier = (getattr(drafter.config, "speculators_config", None) or {}).get("verifier") or {}
     architectures = verifier.get("architectures") or ()
     own = {type(target).__name__, *(target.config.architectures or ())}
     named, here = str(verifier.get("name_or_path") or ""), str(target.config.name_or_path or "")

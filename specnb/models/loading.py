@@ -43,11 +43,12 @@ def load(
 ) -> Pair:
     """Load a target and, if given, a draft model, both in eval mode, and check that they fit each other.
 
-    The draft model may be an EAGLE-3 drafter, in the format of speculators or of SafeAILab, SpecForge and AngelSlim. A
-    folder that `save_pair` wrote also has the draft model. The MTP layers of a checkpoint are read at once, so that
-    later calls need neither disk nor network. GGUF files, alone or in a package, are converted on first use and kept in
-    the cache folder ($SPECNB_CACHE, else specnb in $XDG_CACHE_HOME or ~/.cache). Code that comes with a checkpoint is
-    never run. Checkpoints with tensors that are missing, superfluous or of another size are refused.
+    The draft model may be an EAGLE-3 drafter, in the format of speculators or of SafeAILab, SpecForge and AngelSlim, or
+    a DFlash drafter, in the format of z-lab, speculators or transformers. A folder that `save_pair` wrote also has the
+    draft model. The MTP layers of a checkpoint are read at once, so that later calls need neither disk nor network.
+    GGUF files, alone or in a package, are converted on first use and kept in the cache folder ($SPECNB_CACHE, else
+    specnb in $XDG_CACHE_HOME or ~/.cache). Code that comes with a checkpoint is never run. Checkpoints with tensors
+    that are missing, superfluous or of another size are refused.
 
     Args:
         name_or_path: the target: a registered name (`tiny-llama`, `smollm2-135m`), a hub id, a folder in transformers'
@@ -158,7 +159,7 @@ def _last_device(target: Any) -> Any:
 
 
 def load_drafter(name_or_path: str | os.PathLike[str], *, dtype: Any = "auto", device_map: Any = None) -> Any:
-    """Load an EAGLE-3 drafter alone, to give it as `assistant_model`. `load(TARGET, DRAFTER)` loads both.
+    """Load an EAGLE-3 or DFlash drafter alone, to give it as `assistant_model`. `load(TARGET, DRAFTER)` loads both.
 
     Args:
         name_or_path: a hub id or a folder.
@@ -177,7 +178,7 @@ def load_drafter(name_or_path: str | os.PathLike[str], *, dtype: Any = "auto", d
     with LOADING:
         drafter = read_drafter(origin.name, origin.place, origin.local, _dtype(dtype), device_map)
     if drafter is None:
-        raise LoadError(f"{origin.name!r} is not an EAGLE-3 drafter: load other models with specnb.load.")
+        raise LoadError(f"{origin.name!r} is no EAGLE-3 or DFlash drafter: load other models with specnb.load.")
     return drafter
 
 
@@ -249,7 +250,7 @@ def _load(origin: _Source, dtype: Any, device_map: Any, tokenizer_optional: bool
     safe = {**options, "trust_remote_code": False}
     if drafter_kind(origin.place, options):
         raise LoadError(
-            f"{origin.name!r} is an EAGLE-3 drafter, which reads the states of the model that it was made for and "
+            f"{origin.name!r} is a drafter, which reads the states of the model that it was made for and "
             f"cannot generate alone: specnb.load(TARGET, {origin.name!r})."
         )
     with load_errors(origin.name, from_hub=not origin.local):

@@ -98,13 +98,14 @@ def check_pair(target: Any, tokenizer: Any = None, assistant: Any = None, assist
     Raises:
         ValueError: the draft model cannot draft for the target.
     """
+    from specnb.models.dflash import check_dflash, is_dflash
     from specnb.models.eagle3 import check_eagle3, is_eagle3
     from specnb.models.gemma4 import check_assistant, is_gemma4_assistant
 
-    if is_eagle3(target):
+    if is_eagle3(target) or is_dflash(target):
         raise ValueError(
-            "an EAGLE-3 drafter reads the states of the model that it was made for; it cannot generate alone. Load "
-            "that model as the target, with this as its assistant."
+            f"{'an EAGLE-3' if is_eagle3(target) else 'a DFlash'} drafter reads the states of the model that it was "
+            "made for; it cannot generate alone. Load that model as the target, with this as its assistant."
         )
     if is_gemma4_assistant(target):
         raise ValueError(
@@ -122,6 +123,9 @@ def check_pair(target: Any, tokenizer: Any = None, assistant: Any = None, assist
         )
     if is_eagle3(assistant):
         check_eagle3(target, assistant)
+        return PairCheck("unknown")
+    if is_dflash(assistant):
+        check_dflash(target, assistant)
         return PairCheck("unknown")
     if is_gemma4_assistant(assistant):
         check_assistant(target, assistant)

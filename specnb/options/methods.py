@@ -87,6 +87,14 @@ _METHODS = (
         needs=("assistant_model",),
     ),
     MethodInfo(
+        name="dflash",
+        title="DFlash",
+        help="a block-diffusion drafter made for the target drafts a whole block in one pass",
+        source="DFlash 2602.06036; DFlash 2, z-lab 2026",
+        needs=("assistant_model",),
+        defaults={"num_assistant_tokens": None},
+    ),
+    MethodInfo(
         name="gemma4_assistant",
         title="MTP drafter (Gemma 4)",
         help="a small drafter that reads the target's keys, values and last state",
@@ -104,7 +112,12 @@ _METHODS = (
 METHODS: dict[str, MethodInfo] = {info.name: info for info in _METHODS}
 """specnb's own methods by name, in the order in which they are listed."""
 
-ASKED_BY = {"prompt_lookup_num_tokens": "prompt_lookup", "assistant_early_exit": "early_exit", "use_mtp": "mtp_layers"}
+ASKED_BY = {
+    "prompt_lookup_num_tokens": "prompt_lookup",
+    "assistant_early_exit": "early_exit",
+    "use_mtp": "mtp_layers",
+    "speculation_type": "dflash",
+}
 """Options of transformers' `generate()` that ask for a method."""
 
 _SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")

@@ -150,6 +150,14 @@ class KVCache(Cache):
         windows = [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in plan]
         super().__init__(layers=[self._layer(layer, window) for layer, window in zip(plan, windows, strict=True)])
 
+    @classmethod
+    def with_windows(cls, windows: Sequence[int | None], rows: Sequence[int], capacity: int) -> KVCache:
+        """A cache of keys and values, with one layer per window (None: all tokens are visible)."""
+        made = cls.__new__(cls)
+        made.rows, made.write_positions = list(rows), WritePositions(len(rows), capacity)
+        Cache.__init__(made, layers=[KVCacheLayer(made.write_positions, window) for window in windows])
+        return made
+
     def _layer(self, layer: Any, window: int | None) -> Any:
         """Our layer for one of transformers'; one without keys and values stays as it is."""
         if not isinstance(layer, DynamicLayer):
