@@ -15,7 +15,7 @@ from specnb import compat
 from specnb.decoding.contracts import Row
 from specnb.decoding.lm.rope import draft_limit
 from specnb.decoding.lm.snapshots import MAX_REPLAY, Snapshots
-from specnb.decoding.lm.stepped import step_mixers
+from specnb.decoding.lm.stepped import view_mixers
 from specnb.runtime.prepare import prepare
 from specnb.runtime.state_capture import StateCapture
 
@@ -62,7 +62,7 @@ class LM:
         self.config = model.config.get_text_config(decoder=True)
         self.model, self.runtime = prepare(model)
         if compat.is_stateful(model):
-            self.model = step_mixers(self.model)
+            self.model = view_mixers(self.model)
         self._max_token_id = int(model.get_input_embeddings().weight.shape[0]) - 1 if options.clamp_ids else None
         self._capture: StateCapture | None = None
         if options.hidden_states:

@@ -1,17 +1,24 @@
-"""Mamba-1 layers, run token by token, as their code in transformers starts a pass of several tokens from a zero state.
+"""Layers with running states whose code in transformers is wrong, or slow, for a pass of a few tokens from a state.
 
-The projections, which hold nearly all weights, still run for all tokens of the pass at once.
+Mamba-1 layers start a pass of several tokens from a zero state, so they are run token by token. The projections, which
+hold nearly all weights, still run for all tokens of the pass at once.
+
+Gated delta rules and Mamba-2 pad each pass to a whole chunk of 64 to 256 tokens. A shorter pass is run in a chunk of
+its own length.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import signature
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specnb import compat
-from specnb.runtime.module_view import Inject, M, Replacement, Skip, module_view
+from specnb.runtime.module_view import Inject, M, Replacement, Skip, module_view, unpatched
 
 _MIXERS = {"MambaMixer", "FalconMambaMixer", "JambaMambaMixer", "ZambaMambaMixer"}
 
@@ -43,11 +50,32 @@ class SteppedMixer(Replacement):
         return out
 
 
-def step_mixers(model: M) -> M:
-    """A view of `model` in which Mamba-1 mixers run token by token; the model itself if it has none."""
-    mixers = {
-        name: SteppedMixer(module)
-        for name, module in model.named_modules()
-        if any(kind.__name__ in _MIXERS for kind in type(module).__mro__)
-    }
+class UnpaddedMixer(Replacement):
+    """A mixer that computes its passes in chunks. A pass from a state that is shorter than a chunk is not padded."""
+
+    def __init__(self, mixer: Any, forward: Callable[..., Any]) -> None:
+        super().__init__(mixer)
+        short = module_view(mixer, {})
+        short.__dict__["forward"] = MethodType(forward, short)
+        # under its other names, which a decorator translates, the cache would not reach this forward
+        names = signature(forward).parameters
+        name = next((name for name in ("cache_params", *compat.CACHE_NAMES) if name in names), None)
+        self.__dict__.update(short=short, cache_name=name)
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The mixer's output `[rows, width, size]`."""
+        mixer, cache = self.layer, kwargs.get(self.cache_name)
+        continues = cache is not None and hidden_states.shape[1] > 1 and cache.has_previous_state(mixer.layer_idx)
+        # a prompt is run as in plain decoding
+        return (self.short if continues and not args else mixer)(hidden_states, *args, **kwargs)
+
+
+def view_mixers(model: M) -> M:
+    """A view of `model` with these mixers replaced; the model itself if it has none."""
+    mixers: dict[str, Replacement] = {}
+    for name, module in model.named_modules():
+        if any(kind.__name__ in _MIXERS for kind in type(module).__mro__):
+            mixers[name] = SteppedMixer(module)
+        elif unpatched(module.modules()) and (forward := compat.unpadded_forward(module)) is not None:
+            mixers[name] = UnpaddedMixer(module, forward)
     return module_view(model, mixers) if mixers else model
