@@ -1,0 +1,6 @@
+"""Drafters trained from a target's own answers: one-layer EAGLE-3 (Li et al. 2503.01840) in the speculators format."""
+
+from specnb.training.api import train_drafter
+from specnb.training.result import Evaluation, TrainingResult
+
+__all__ = ["Evaluation", "TrainingResult", "train_drafter"]
