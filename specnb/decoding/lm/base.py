@@ -16,8 +16,8 @@ from specnb.decoding.contracts import Row
 from specnb.decoding.lm.rope import draft_limit
 from specnb.decoding.lm.snapshots import MAX_REPLAY, Snapshots
 from specnb.decoding.lm.stepped import step_mixers
-from specnb.runtime.module_view import Capture, module_view
 from specnb.runtime.prepare import prepare
+from specnb.runtime.state_capture import StateCapture
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,15 @@ class LMOptions:
     """What a drafter needs of an LM.
 
     Args:
-        hidden_states: keep in `LM.hidden_states` the last hidden states of all tokens that a `logits()` call computed
+        hidden_states: keep in `LM.hidden_states` the hidden states of all tokens that a `logits()` call computed
             ("all"), or only of those whose logits were requested ("kept"). None keeps none.
+        layers: whose states are kept, side by side, numbered as in transformers' `hidden_states` (0: the embeddings);
+            empty for the last ones, after the final norm.
         clamp_ids: ids beyond the model's vocabulary (from a target with a larger one) are read as its last token.
     """
 
     hidden_states: Literal["all", "kept"] | None = None
+    layers: tuple[int, ...] = ()
     clamp_ids: bool = False
 
 
@@ -46,7 +49,8 @@ class LM:
         options: what a drafter needs.
 
     Attributes:
-        hidden_states: by row index, the position of the first state and the states `[n, size]` after the final norm.
+        hidden_states: by row index, the position of the first state and the states `[n, size]` after the final norm, or
+            `[n, layers * size]` of `LMOptions.layers`.
         passes: number of `logits()` calls.
         replayed_tokens: by row index, how many cached tokens the last call fed again after rolling back states.
     """
@@ -60,11 +64,10 @@ class LM:
         if compat.is_stateful(model):
             self.model = step_mixers(self.model)
         self._max_token_id = int(model.get_input_embeddings().weight.shape[0]) - 1 if options.clamp_ids else None
-        self._capture: Capture | None = None
+        self._capture: StateCapture | None = None
         if options.hidden_states:
-            body = model.base_model_prefix
-            self._capture = Capture(getattr(self.model, body))
-            self.model = module_view(self.model, {body: self._capture})
+            self._capture = StateCapture(self.model, options.layers)
+            self.model = self._capture.view
         self.device = model_device(model)
         self.vocab_size = int(self.config.vocab_size)
         self.passes = 0

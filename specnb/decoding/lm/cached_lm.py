@@ -147,9 +147,7 @@ class CachedLM(LM):
             inputs["logits_to_keep"] = max(num_logits, 1)
         with torch.no_grad():
             out = (self.model if body is None else body)(**inputs, return_dict=True)
-        states = None
-        if self._capture is not None:
-            states, self._capture.value = self._capture.value.last_hidden_state, None
+        states = self._capture.take() if self._capture is not None else None
         return Pass(out.logits if num_logits else tokens.new_empty(0), states)
 
 

@@ -101,8 +101,7 @@ class PreparedLM(LM):
         after = _layer_lengths(self._cache)
         self._fixed_layers |= {i for i, n in enumerate(before) if n and i < len(after) and after[i] == n}
         if self._capture is not None:
-            states, self._capture.value = self._capture.value.last_hidden_state, None
-            self._store_hidden_states(rows, [new], [start], num_logits, states)
+            self._store_hidden_states(rows, [new], [start], num_logits, self._capture.take())
         logits: Tensor = out.logits
         if not num_logits:
             return logits
