@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -20,7 +19,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # of AdamW, per parameter
 
 
 def write(folder: Path, fitting: Fitting) -> None:
-    """Write the state of a training. The file is replaced at once, so an interrupt leaves the old one or the new one."""
+    """Write the state of a training. The file is replaced as a whole, so an interrupt leaves a complete one."""
     tensors: dict[str, Tensor] = {}
     for name, value in fitting.objective.drafter.state_dict().items():
         tensors[f"now.{name}"] = value.detach()
@@ -52,7 +51,7 @@ def read(folder: Path, fitting: Fitting) -> None:
         return
     with safe_open(folder / FILE, "pt") as file:
         facts = json.loads((file.metadata() or {}).get("specnb", "{}"))
-        tensors = {name: file.get_tensor(name) for name in file.keys()}
+        tensors = {name: file.get_tensor(name) for name in file.offset_keys()}
     try:
         fitting.objective.drafter.load_state_dict(_part(tensors, "now."))
         fitting.step, fitting.trained_seconds = facts["step"], facts["trained_seconds"]
@@ -60,8 +59,8 @@ def read(folder: Path, fitting: Fitting) -> None:
         fitting.best = _evaluation(facts["best"])
     except (RuntimeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{folder / FILE} belongs to another training ({' '.join(str(error).split())[:200]}): resume with the options "
-            "and prompts that it was begun with, or give another out=."
+            f"{folder / FILE} belongs to another training ({' '.join(str(error).split())[:200]}): resume with the "
+            "options and prompts that it was begun with, or give another out=."
         ) from error
     fitting.best_weights = _part(tensors, "best.")
     for name, parameter in fitting.objective.drafter.named_parameters():

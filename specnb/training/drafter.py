@@ -56,7 +56,8 @@ def new_drafter(
     config = _config(model, layers, len(vocabulary), num_hidden_layers)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
-        drafter = Eagle3Drafter(config).float()
+        drafter = Eagle3Drafter(config)
+        drafter.float()
         size, read = config.hidden_size, len(layers)
         with torch.no_grad():
             drafter.fc.weight.mul_(_SMALL)
@@ -66,9 +67,9 @@ def new_drafter(
             _copy(drafter.norm, _final_norm(model))
             head = model.get_output_embeddings().weight
             drafter.lm_head.weight.copy_(head[vocabulary.to(head.device)])
-            drafter.d2t.copy_(vocabulary - torch.arange(len(vocabulary)))
-            drafter.t2d.zero_()
-            drafter.t2d[vocabulary] = True
+            buffers: Any = drafter
+            buffers.d2t.copy_(vocabulary - torch.arange(len(vocabulary)))
+            buffers.t2d.zero_()[vocabulary] = True
     return drafter
 
 
@@ -113,12 +114,7 @@ def _attention_shape(text: Any) -> tuple[int, int, int]:
     size, heads = int(text.hidden_size), getattr(text, "num_attention_heads", None)
     head_dim = getattr(text, "head_dim", None) or (size // heads if heads and size % heads == 0 else 0)
     groups = getattr(text, "num_key_value_heads", None) or heads
-    if (
-        isinstance(heads, int)
-        and isinstance(head_dim, int)
-        and isinstance(groups, int)
-        and head_dim % 2 == 0 < head_dim
-    ):
+    if isinstance(heads, int) and isinstance(head_dim, int) and isinstance(groups, int) and head_dim % 2 == 0:
         return heads, head_dim, groups
     head_dim = next(d for d in (64, 32, 16, 8, 4, 2) if size % d == 0)
     return size // head_dim, head_dim, size // head_dim
@@ -166,7 +162,7 @@ def _weight(source: Any, part: str, name: str) -> Tensor | None:
     return weight if isinstance(weight, Tensor) and weight.is_floating_point() and not weight.is_meta else None
 
 
-def _copy(mine: nn.Module, theirs: Any) -> None:
+def _copy(mine: Any, theirs: Any) -> None:
     """Copy a norm's weights if it then computes the same, which for Gemma's, for example, it does not."""
     weight = getattr(theirs, "weight", None)
     if not isinstance(weight, Tensor) or weight.is_meta or weight.shape != mine.weight.shape:

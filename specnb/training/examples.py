@@ -115,15 +115,11 @@ def answer_prompts(
     import specnb
 
     device = pair.target.get_input_embeddings().weight.device
-    begun, sampled = start // rows, 0.0
-    for batch in range(begun + 1):
-        sampled += sampled_share
-        sample = sampled >= 1
-        sampled -= sample
     for first in range(start, len(prompts), rows):
         if until is not None and time.monotonic() >= until:
             return
-        asked = prompts[first : first + rows]
+        asked, batch = prompts[first : first + rows], first // rows
+        sample = int((batch + 1) * sampled_share) > int(batch * sampled_share)
         inputs = _left_padded(asked, device)
         options: dict[str, Any] = {"temperature": SAMPLED_TEMPERATURE, "top_k": 0, "top_p": 1.0} if sample else {}
         result = specnb.generate(
@@ -137,12 +133,9 @@ def answer_prompts(
             **options,
         )
         on_answers([Example(ids, list(row.ids)) for ids, row in zip(asked, result.rows, strict=True)])
-        sampled += sampled_share
-        sample = sampled >= 1
-        sampled -= sample
 
 
-def _left_padded(rows: Sequence[list[int]], device: torch.device) -> dict[str, torch.Tensor]:
+def _left_padded(rows: Sequence[list[int]], device: torch.device) -> dict[str, Any]:
     width = max(map(len, rows))
     ids = [[0] * (width - len(row)) + row for row in rows]
     mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]

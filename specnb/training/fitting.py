@@ -17,7 +17,10 @@ from specnb.training.result import Evaluation
 class Objective(Protocol):
     """What is learned, for examples by their numbers."""
 
-    drafter: nn.Module
+    @property
+    def drafter(self) -> nn.Module:
+        """What is trained."""
+        ...
 
     def loss(self, numbers: Sequence[int]) -> Tensor:
         """The loss of a batch, a scalar with gradients."""

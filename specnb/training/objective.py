@@ -120,7 +120,7 @@ class Unrolled:
             yield logits
 
     def _batch(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Tokens `[rows, width]`, states of the layers, last states, and the positions after which an answer goes on."""
+        """Tokens `[rows, width]`, states of the layers, last states, and after which positions an answer goes on."""
         examples, found = [self._examples[i] for i in numbers], [self._store[i] for i in numbers]
         width, size = max(len(one.ids) for one in examples), self._head.hidden_size
         tokens = torch.zeros(len(numbers), width, dtype=torch.long)

@@ -93,7 +93,7 @@ class TrainingResult:
         if run is None or self.comparison is None:
             return None
         others = [row.speed_up for row in self.comparison.rows if row.options.get("method") != "eagle3"]
-        return run.speed_up > max(others)
+        return bool(run.speed_up > max(others))
 
     def _fastest(self) -> Any:
         rows = self.comparison.rows if self.comparison else ()
@@ -108,8 +108,8 @@ class TrainingResult:
         run = self._fastest()
         if run is None or self.comparison is None:
             return f"{reached} Its speed was not measured."
-        plain, *others = self.comparison.rows
-        lookup = next((row for row in others if row.options.get("method") == "prompt_lookup"), None)
+        rows = self.comparison.rows
+        lookup = next((row for row in rows if row.options.get("method") == "prompt_lookup"), None)
         speed = f"{run.speed_up:.2f} times plain decoding with k = {self.best_k}"
         if lookup is not None:
             speed += f" (prompt lookup: {lookup.speed_up:.2f})"
@@ -122,8 +122,8 @@ class TrainingResult:
         counts = self.counts
         if counts.get("coverage", 1) < 0.9:
             return (
-                f"The draft vocabulary has only {counts['coverage']:.0%} of the held-out tokens: raise draft_vocab_size, "
-                "or give more data like the held-out prompts."
+                f"The draft vocabulary has only {counts['coverage']:.0%} of the held-out tokens: raise "
+                "draft_vocab_size, or give more data like the held-out prompts."
             )
         if run.pass_cost and run.draft_cost > 0.25 * run.pass_cost:
             return (
@@ -131,8 +131,8 @@ class TrainingResult:
                 "its drafter. A larger target gains more; a smaller draft_vocab_size helps, too."
             )
         return (
-            f"It has seen {counts.get('training tokens', 0):,} tokens: more minutes, more prompts, or a narrower domain "
-            "raise the acceptance."
+            f"It has seen {counts.get('training tokens', 0):,} tokens: more minutes, more prompts, or a narrower "
+            "domain raise the acceptance."
         )
 
     def plot(self) -> Picture:

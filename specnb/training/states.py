@@ -75,7 +75,7 @@ class StateStore:
             self._memory.append(kept)
             return
         if self._file is None:
-            self._file = tempfile.TemporaryFile(dir=self._folder)
+            self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 (it lives as long as the store)
         offset = self._file.seek(0, 2)
         try:
             self._file.write(kept.contiguous().view(torch.uint8).numpy().data)
