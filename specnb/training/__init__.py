@@ -2,5 +2,6 @@
 
 from specnb.training.api import train_drafter
 from specnb.training.result import Evaluation, TrainingResult
+from specnb.training.run import Progress
 
-__all__ = ["Evaluation", "TrainingResult", "train_drafter"]
+__all__ = ["Evaluation", "Progress", "TrainingResult", "train_drafter"]

@@ -53,7 +53,7 @@ def new_drafter(
         seed: of the random weights.
     """
     source = _last_layer(model)
-    config = _config(model, layers, len(vocabulary), num_hidden_layers)
+    config = _config(model, source, layers, len(vocabulary), num_hidden_layers)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
         drafter = Eagle3Drafter(config)
@@ -73,17 +73,20 @@ def new_drafter(
     return drafter
 
 
-def _config(model: PreTrainedModel, layers: Sequence[int], vocab: int, num_hidden_layers: int) -> Eagle3Config:
+def _config(
+    model: PreTrainedModel, source: Any, layers: Sequence[int], vocab: int, num_hidden_layers: int
+) -> Eagle3Config:
     from transformers import LlamaConfig
 
     text = model.config.get_text_config(decoder=True)
-    heads, head_dim, groups = _attention_shape(text)
+    size = int(text.hidden_size)
+    heads, head_dim, groups = _attention_shape(size, source)
     rope = getattr(text, "rope_parameters", None) or {}
-    theta = rope.get("rope_theta") or getattr(text, "rope_theta", None) or 10_000.0
+    theta = rope.get("rope_theta") or getattr(text, "rope_theta", None) or 10_000.0  # absent where layers differ
     layer = LlamaConfig(
         vocab_size=int(text.vocab_size),
-        hidden_size=int(text.hidden_size),
-        intermediate_size=_intermediate_size(text),
+        hidden_size=size,
+        intermediate_size=_shape(getattr(source, "mlp", None), "gate_proj", 0) or 3 * size,
         num_hidden_layers=num_hidden_layers,
         num_attention_heads=heads,
         num_key_value_heads=groups,
@@ -109,20 +112,26 @@ def _config(model: PreTrainedModel, layers: Sequence[int], vocab: int, num_hidde
     )
 
 
-def _attention_shape(text: Any) -> tuple[int, int, int]:
-    """Heads, their size, and heads of keys and values: the target's, or heads of 64 where it has none of that kind."""
-    size, heads = int(text.hidden_size), getattr(text, "num_attention_heads", None)
-    head_dim = getattr(text, "head_dim", None) or (size // heads if heads and size % heads == 0 else 0)
-    groups = getattr(text, "num_key_value_heads", None) or heads
-    if isinstance(heads, int) and isinstance(head_dim, int) and isinstance(groups, int) and head_dim % 2 == 0:
-        return heads, head_dim, groups
+def _attention_shape(size: int, source: Any) -> tuple[int, int, int]:
+    """Heads, their size, and heads of keys and values: the target's, or heads of 64 where it has none of that kind.
+
+    They are read from the modules, since configs may differ by layer.
+    """
+    attention = getattr(source, "self_attn", None)
+    head_dim = getattr(attention, "head_dim", None)
+    inner, keys = _shape(attention, "o_proj", 1), _shape(attention, "k_proj", 0)
+    if isinstance(head_dim, int) and head_dim % 2 == 0 and inner and keys and not inner % head_dim + keys % head_dim:
+        heads, groups = inner // head_dim, keys // head_dim
+        if heads % groups == 0:
+            return heads, head_dim, groups
     head_dim = next(d for d in (64, 32, 16, 8, 4, 2) if size % d == 0)
     return size // head_dim, head_dim, size // head_dim
 
 
-def _intermediate_size(text: Any) -> int:
-    found = getattr(text, "intermediate_size", None)
-    return found if isinstance(found, int) and found > 0 else 3 * int(text.hidden_size)
+def _shape(module: Any, name: str, dim: int) -> int:
+    """A dimension of a linear layer's weight; 0 if there is no such layer."""
+    weight = getattr(getattr(module, name, None), "weight", None)
+    return int(weight.shape[dim]) if isinstance(weight, Tensor) and weight.dim() == 2 else 0
 
 
 def _last_layer(model: PreTrainedModel) -> nn.Module | None:

@@ -293,7 +293,7 @@ class Run:
         if timer is not None:
             timer.start()
         try:
-            return compare(
+            found = compare(
                 pair,
                 chosen,
                 runs,
@@ -303,10 +303,11 @@ class Run:
                 chat=self.settings["chat"],
                 cancel=cancel,
             )
+            return found if found.repeats else None  # the time was too short for one
         except ValueError:
             if not cancel.is_set():
                 raise
-            return None  # the time was too short for one repeat
+            return None
         finally:
             if timer is not None:
                 timer.cancel()
