@@ -18,6 +18,7 @@ _HOME = {
     "decoder": "specnb.call.api",
     "generate": "specnb.call.api",
     "load": "specnb.models",
+    "load_drafter": "specnb.models",
     "load_mtp": "specnb.models.mtp",
     "pack": "specnb.runtime.prepacked_linear",
     "save_pair": "specnb.models",
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from specnb.models import Pair as Pair
     from specnb.models import save_pair as save_pair
     from specnb.models.loading import load as load
+    from specnb.models.loading import load_drafter as load_drafter
     from specnb.models.mtp import load_mtp as load_mtp
     from specnb.models.truncation import truncate as truncate
     from specnb.notebook.panel import Panel as Panel

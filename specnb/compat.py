@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -219,6 +219,30 @@ def project_to_logits(mtp: Any, states: Tensor) -> Tensor:
     """The logits `[rows, vocab]` of MTP states `[rows, size]`."""
     logits: Tensor = mtp._project_to_logits(states)
     return logits
+
+
+# ---- transformers: the parts of decoder layers
+class DecoderParts(NamedTuple):
+    """Classes of modules that make a model type's decoder layers."""
+
+    attention: Any
+    mlp: Any
+    norm: Any
+    rotary: Any
+    layer: Any
+
+
+_PREFIXES = {"llama": "Llama", "qwen3": "Qwen3"}
+
+
+def decoder_parts(model_type: str) -> DecoderParts | None:
+    """The parts of a llama or qwen3 layer; None for another type, or where transformers does not have them."""
+    prefix, home = _PREFIXES.get(model_type), f"transformers.models.{model_type}.modeling_{model_type}"
+    if prefix is None:
+        return None
+    names = ("Attention", "MLP", "RMSNorm", "RotaryEmbedding", "DecoderLayer")
+    found = [_get(home, prefix + name, f"there are no EAGLE-3 drafters with {model_type} layers") for name in names]
+    return None if None in found else DecoderParts(*found)
 
 
 _UNEXPECTED = "_keys_to_ignore_on_load_unexpected"

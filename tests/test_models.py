@@ -24,6 +24,7 @@ from tokenizers import normalizers
 
 from specnb.models import LoadError, PairCheck, check_pair, gguf, load, truncate
 from specnb.models import download_cache as cache
+from specnb.models import hub as hub_module
 from specnb.models import load as _load_function
 from specnb.models.errors import load_errors
 from specnb.models.pair import PROBES, tokenizer_difference
@@ -321,9 +322,9 @@ def test_no_network_is_told_at_once_with_what_works_offline() -> None:
 
 
 def test_the_hub_is_in_sight_behind_a_proxy(no_network: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not load_module._hub_reachable()
+    assert not hub_module._hub_reachable()
     monkeypatch.setattr("urllib.request.getproxies", lambda: {"https": "http://proxy"})
-    assert load_module._hub_reachable()
+    assert hub_module._hub_reachable()
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,13 @@ from specnb.decoding.lm.model_inputs import CacheSize, PreparedInputs
 from specnb.decoding.lm.snapshots import has_states
 from specnb.drafters.draft_builder import DraftSampling
 from specnb.drafters.draft_model import DraftModel
+from specnb.drafters.eagle3 import Eagle3
 from specnb.drafters.early_exit import early_exit
 from specnb.drafters.gemma4_assistant import Gemma4Assistant
 from specnb.drafters.mtp_layers import MtpLayers
 from specnb.drafters.prompt_lookup import PromptLookup
 from specnb.drafters.universal import Universal, retokenize_rows
+from specnb.models.eagle3 import Eagle3Drafter, is_eagle3
 from specnb.models.gemma4 import is_gemma4_assistant
 from specnb.models.mtp import load_mtp, mtp_config, num_mtp_layers
 from specnb.models.pair import check_pair
@@ -135,6 +137,14 @@ def _mtp_layers(context: MethodContext) -> tuple[LM, Drafter]:
     return target, MtpLayers(mtp, target, context.rows, context.size.capacity, context.sampling(target))
 
 
+def _eagle3(context: MethodContext) -> tuple[LM, Drafter]:
+    drafter = context.assistant_model
+    assert isinstance(drafter, Eagle3Drafter)
+    layers = drafter.config.target_layers(int(context.model.config.get_text_config(decoder=True).num_hidden_layers))
+    target = context.target(options=LMOptions(hidden_states="all", layers=layers))
+    return target, Eagle3(drafter, target, context.rows, context.size.capacity, context.sampling(target))
+
+
 def _gemma4_assistant(context: MethodContext) -> tuple[LM, Drafter]:
     assert context.assistant_model is not None
     target = context.target(options=LMOptions(hidden_states="kept"))
@@ -152,6 +162,7 @@ _METHODS: dict[str, Callable[[MethodContext], tuple[LM, Drafter | None]]] = {
     "draft_model": _draft_model,
     "early_exit": _early_exit,
     "mtp_layers": _mtp_layers,
+    "eagle3": _eagle3,
     "gemma4_assistant": _gemma4_assistant,
     "universal": _universal,
 }
@@ -195,6 +206,8 @@ def assistant_method(
     fit = check_pair(model, tokenizer, assistant_model, assistant_tokenizer)
     if assistant_model is None:
         return None
+    if is_eagle3(assistant_model):
+        return "eagle3"
     if is_gemma4_assistant(assistant_model):
         return "gemma4_assistant"
     return "universal" if fit.tokenizers == "different" else "draft_model"

@@ -59,13 +59,20 @@ class DraftBuilder:
         """Whether another token is wanted."""
         return len(self.tokens) < self.length and not self.ended
 
-    def add(self, logits: Tensor) -> None:
+    def add(self, logits: Tensor, ids: Tensor | None = None) -> None:
         """Pick the next token.
 
         Args:
             logits: the drafter's, `[vocab]`. Its vocabulary may be padded to another size than the target's.
+            ids: the target's ids `[vocab]` of the drafter's tokens, if it has a vocabulary of its own; all other tokens
+                have the probability 0.
         """
         sampling, processors = self.sampling, self.row.processors.for_draft
+        if ids is not None:
+            if not (processors.list or sampling.keep_probs or sampling.top_logprobs):
+                self._add_best(logits, ids)
+                return
+            logits = logits.new_full((sampling.vocab_size,), -torch.inf).index_copy_(0, ids, logits)
         logits = logits[None, : sampling.vocab_size].to(sampling.device)
         if logits.shape[-1] < sampling.vocab_size:  # before the processors, some of which expect the target's size
             logits = torch.nn.functional.pad(logits, (0, sampling.vocab_size - logits.shape[-1]), value=-torch.inf)
@@ -87,6 +94,16 @@ class DraftBuilder:
             self.ended = bool(probability < sampling.threshold)
             if sampling.probabilities:
                 self.probabilities.append(float(probability))
+
+    def _add_best(self, logits: Tensor, ids: Tensor) -> None:
+        """Take the most probable token; a small vocabulary need not be spread over the target's for that."""
+        best = int(logits.argmax())
+        self.tokens.append(int(ids[best]))
+        if self.sampling.probabilities or (self.sampling.threshold and len(self.tokens) < self.length):
+            probability = float(logits.float().softmax(-1)[best])
+            self.ended = probability < self.sampling.threshold
+            if self.sampling.probabilities:
+                self.probabilities.append(probability)
 
     def draft(self) -> Draft:
         """The draft so far."""

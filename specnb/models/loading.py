@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import textwrap
-import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specnb.models import folder, gguf
+from specnb.models.drafter import drafter_kind, read_drafter
 from specnb.models.errors import LoadError, load_errors, unknown_name
+from specnb.models.hub import hub_options
 from specnb.models.lock import LOADING
 from specnb.models.pair import Pair, check_pair
 from specnb.models.registry import REGISTERED
@@ -44,7 +43,8 @@ def load(
 ) -> Pair:
     """Load a target and, if given, a draft model, both in eval mode, and check that they fit each other.
 
-    A folder that `save_pair` wrote also has the draft model. The MTP layers of a checkpoint are read at once, so that
+    The draft model may be an EAGLE-3 drafter, in the format of speculators or of SafeAILab, SpecForge and AngelSlim. A
+    folder that `save_pair` wrote also has the draft model. The MTP layers of a checkpoint are read at once, so that
     later calls need neither disk nor network. GGUF files, alone or in a package, are converted on first use and kept in
     the cache folder ($SPECNB_CACHE, else specnb in $XDG_CACHE_HOME or ~/.cache). Code that comes with a checkpoint is
     never run. Checkpoints with tensors that are missing, superfluous or of another size are refused.
@@ -95,7 +95,10 @@ def load(
     elif assistant is not None:
         draft = _locate(os.fspath(assistant), None)
         with LOADING:
-            pair.assistant, pair.assistant_tokenizer = _load(draft, dtype, device_map, tokenizer_optional=True)
+            drafter = read_drafter(draft.name, draft.place, draft.local, dtype, _last_device(target))
+            pair.assistant, pair.assistant_tokenizer = (
+                _load(draft, dtype, device_map, tokenizer_optional=True) if drafter is None else (drafter, None)
+            )
         pair.card += f"\nDraft: {draft.card}"
     check_pair(pair.target, pair.tokenizer, pair.assistant, pair.assistant_tokenizer)
     from specnb.runtime import cuda_graphs as graphs  # imported here, since it imports torch
@@ -146,6 +149,36 @@ def _check_devices(device_map: Any) -> None:
                 f"({textwrap.shorten(str(error), 80)}). Allowed: None or 'cpu', the name of a device that torch sees, "
                 f"{', '.join(_DEVICE_MAP_POLICIES)}, or a dict from module names to devices."
             ) from error
+
+
+def _last_device(target: Any) -> Any:
+    """The device of the target's last weights; offloaded ones are on none."""
+    devices = [parameter.device for parameter in target.parameters() if not parameter.is_meta]
+    return devices[-1] if devices else None
+
+
+def load_drafter(name_or_path: str | os.PathLike[str], *, dtype: Any = "auto", device_map: Any = None) -> Any:
+    """Load an EAGLE-3 drafter alone, to give it as `assistant_model`. `load(TARGET, DRAFTER)` loads both.
+
+    Args:
+        name_or_path: a hub id or a folder.
+        dtype: as in `load`.
+        device_map: the device to put it on; None is the CPU.
+
+    Returns:
+        The drafter, a model of transformers.
+
+    Raises:
+        LoadError: it cannot be loaded, or is no such drafter.
+        ValueError: an argument is not valid.
+    """
+    _check_devices(device_map)
+    origin = _locate(os.fspath(name_or_path), None)
+    with LOADING:
+        drafter = read_drafter(origin.name, origin.place, origin.local, _dtype(dtype), device_map)
+    if drafter is None:
+        raise LoadError(f"{origin.name!r} is not an EAGLE-3 drafter: load other models with specnb.load.")
+    return drafter
 
 
 def _load_mtp_layers(target: Any) -> None:
@@ -211,10 +244,14 @@ def _load(origin: _Source, dtype: Any, device_map: Any, tokenizer_optional: bool
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
     from transformers.utils.peft_utils import find_adapter_config_file
 
-    # Without a network, the hub's client would retry for half a minute before it looks into its cache. And without
-    # trust_remote_code=False, transformers would ask on standard input whether to run code of the checkpoint.
-    options: dict[str, Any] = {"local_files_only": True} if origin.local or not _hub_reachable() else {}
+    # without trust_remote_code=False, transformers would ask on standard input whether to run code of the checkpoint
+    options = hub_options(origin.local)
     safe = {**options, "trust_remote_code": False}
+    if drafter_kind(origin.place, options):
+        raise LoadError(
+            f"{origin.name!r} is an EAGLE-3 drafter, which reads the states of the model that it was made for and "
+            f"cannot generate alone: specnb.load(TARGET, {origin.name!r})."
+        )
     with load_errors(origin.name, from_hub=not origin.local):
         if not origin.local and (found := find_adapter_config_file(origin.place, **options)):
             raise folder.adapter_error(origin.name, json.loads(Path(found).read_text(encoding="utf-8")))
@@ -272,19 +309,3 @@ def _tokenizer(place: str, config: Any, options: dict[str, Any]) -> Any:
         except (ImportError, OSError, ValueError, AttributeError):
             pass  # text only: an image library or the processor is missing
     return AutoTokenizer.from_pretrained(place, **options)
-
-
-def _hub_reachable() -> bool:
-    """Whether the host name of the hub can be resolved. With a proxy it need not be, so then the answer is True."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    host = urllib.parse.urlsplit(constants.ENDPOINT).hostname
-    if urllib.request.getproxies() or host is None:
-        return True
-    try:
-        socket.getaddrinfo(host, None)
-    except OSError:
-        return False
-    return True

@@ -98,8 +98,14 @@ def check_pair(target: Any, tokenizer: Any = None, assistant: Any = None, assist
     Raises:
         ValueError: the draft model cannot draft for the target.
     """
+    from specnb.models.eagle3 import check_eagle3, is_eagle3
     from specnb.models.gemma4 import check_assistant, is_gemma4_assistant
 
+    if is_eagle3(target):
+        raise ValueError(
+            "an EAGLE-3 drafter reads the states of the model that it was made for; it cannot generate alone. Load "
+            "that model as the target, with this as its assistant."
+        )
     if is_gemma4_assistant(target):
         raise ValueError(
             f"{type(target).__name__} is a drafter that reads a Gemma 4 model's keys and values; it cannot generate "
@@ -114,6 +120,9 @@ def check_pair(target: Any, tokenizer: Any = None, assistant: Any = None, assist
             f"the draft model ({type(assistant).__name__}) is an encoder-decoder model, the target "
             f"({type(target).__name__}) is not: give a decoder-only draft model."
         )
+    if is_eagle3(assistant):
+        check_eagle3(target, assistant)
+        return PairCheck("unknown")
     if is_gemma4_assistant(assistant):
         check_assistant(target, assistant)
     if assistant.get_output_embeddings() is None:

@@ -48,5 +48,6 @@ def available_methods(pair: Any) -> dict[str, str | None]:
 _OTHER_METHOD = {
     "draft_model": "the draft model is of another kind or has another tokenizer; the method for it is {}",
     "universal": "the draft model has the target's tokenizer or reads its states; the method for it is {}",
+    "eagle3": "the draft model is not an EAGLE-3 drafter; the method for it is {}",
     "gemma4_assistant": "the draft model is not a Gemma 4 assistant; the method for it is {}",
 }

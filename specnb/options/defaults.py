@@ -22,5 +22,5 @@ WARM_UP_TOKENS = 8
 
 METHOD_WITHOUT_DRAFT_MODEL = "prompt_lookup"
 """The method of `%%specgen` for a pair without a draft model, where none is named."""
-METHOD_PREFERENCE = ("draft_model", "universal", "gemma4_assistant", "mtp_layers", METHOD_WITHOUT_DRAFT_MODEL)
+METHOD_PREFERENCE = ("draft_model", "universal", "eagle3", "gemma4_assistant", "mtp_layers", METHOD_WITHOUT_DRAFT_MODEL)
 """The panel chooses the first of these methods that the pair can run."""

@@ -68,6 +68,13 @@ _METHODS = (
         defaults={"num_assistant_tokens": None},
     ),
     MethodInfo(
+        name="eagle3",
+        title="EAGLE-3",
+        help="a small layer trained for the target drafts from the states of three of its layers",
+        source="EAGLE-3, Li et al. 2503.01840; EAGLE 3.1, 2605.09992",
+        needs=("assistant_model",),
+    ),
+    MethodInfo(
         name="gemma4_assistant",
         title="MTP drafter (Gemma 4)",
         help="a small drafter that reads the target's keys, values and last state",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specnb.options.option import Option
 
-_MODEL_DRAFTERS = ("draft_model", "early_exit", "mtp_layers", "gemma4_assistant", "universal")
+_MODEL_DRAFTERS = ("draft_model", "early_exit", "mtp_layers", "eagle3", "gemma4_assistant", "universal")
 _DRAFTERS = (*_MODEL_DRAFTERS, "prompt_lookup")
 
 OPTIONS: tuple[Option, ...] = (
