@@ -19,6 +19,7 @@ from specnb.trace import GenerationResult
 
 if TYPE_CHECKING:
     from specnb.bench import Comparison, Run
+    from specnb.training.result import TrainingResult
 
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#767676"
 _WIDTH = 7.0  # inches at 100 dots per inch: the width of a notebook's output
@@ -198,6 +199,31 @@ def by_option(comparison: Comparison) -> Picture:
         _plain_frame(axes)
         if all(isinstance(value, int) for value in values):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
+
+
+def training_curves(result: TrainingResult) -> Picture:
+    """The loss, and the held-out acceptance by position, over the seconds of training."""
+    history, best = result.history, result.best
+    positions = range(1, len(best.acceptance) + 1)
+    figure = Picture(3.2, f"Training of a drafter: loss, and acceptance at positions 1 to {len(best.acceptance)}.")
+    shares = ", ".join(f"{i}: {share:.0%}" for i, share in zip(positions, best.acceptance, strict=True))
+    figure.alt = f"{figure.stable} Accepted at last: {shares}; {best.mean_acceptance_length:.2f} tokens per target pass."
+    left, right = figure.subplots(1, 2)
+    learned = [one for one in history if one.loss is not None]
+    left.plot([one.seconds for one in learned], [one.loss for one in learned], color=BLUE, marker="o", markersize=3)
+    left.set(xlabel="seconds of training", ylabel="loss", title="Loss")
+    seconds = [one.seconds for one in history]
+    for i in positions:
+        shade = 1 - 0.8 * (i - 1) / max(1, len(best.acceptance))
+        values = [100 * one.acceptance[i - 1] for one in history]
+        right.plot(seconds, values, color=GREEN, alpha=shade, marker="o", markersize=3, label=f"position {i}")
+        right.annotate(str(i), (seconds[-1], values[-1]), (4, 0), textcoords="offset points", va="center", fontsize=9)
+    right.axvline(best.seconds, color=GREY, linestyle="--", linewidth=1)
+    right.set(xlabel="seconds of training", ylabel="accepted (%)", title="Held-out drafts right up to position")
+    right.set_ylim(0, 100)
+    for axes in (left, right):
+        _plain_frame(axes)
     return figure
 
 

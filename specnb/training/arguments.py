@@ -1,0 +1,91 @@
+"""Checks of the arguments of `train_drafter`, before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specnb.training import checkpoint
+
+ANSWERS = "answers.jsonl"
+"""The file with the target's answers, in the drafter's folder."""
+LEAST_EXAMPLES = 4
+_MOST_HELD_OUT = 40
+BOUNDS: dict[str, tuple[float, float]] = {
+    "minutes": (0.1, 100_000),
+    "steps": (1, 10**9),
+    "seed": (0, 2**63 - 1),
+    "num_hidden_layers": (1, 8),
+    "draft_vocab_size": (2, 10**7),
+    "ttt_steps": (1, 16),
+    "learning_rate": (1e-7, 1.0),
+    "batch_size": (1, 4096),
+    "rows": (1, 1024),
+    "max_new_tokens": (2, 100_000),
+    "max_length": (8, 1_000_000),
+    "sampled_share": (0, 1),
+    "memory_gb": (0, 10_000),
+}
+"""Smallest and largest value of each setting."""
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError for a value out of bounds."""
+    for name, (low, high) in BOUNDS.items():
+        value = settings[name]
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        whole = name in ("minutes", "learning_rate", "sampled_share", "memory_gb")
+        if value is None and name in ("steps", "memory_gb"):
+            continue
+        if not number or not (whole or isinstance(value, int)) or not low <= value <= high:
+            kind = "a number" if whole else "an int"
+            raise ValueError(f"{name}={value!r} is not valid: {name} must be {kind} from {low:g} to {high:g}.")
+
+
+def as_texts(name: str, given: Any) -> list[str]:
+    """Texts as a list. Raises ValueError if one is empty or no text."""
+    if given is None:
+        return []
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ValueError(f"{name}= takes a list of texts, not a {type(given).__name__}.")
+    texts = list(given)
+    for number, text in enumerate(texts, 1):
+        if not isinstance(text, str) or not text.strip():
+            what = "is empty" if isinstance(text, str) else f"is a {type(text).__name__}"
+            raise ValueError(f"{name}=: number {number} of {len(texts)} {what}; each must be a text.")
+    return texts
+
+
+def split(prompts: list[str], texts: list[str], held_out: Any, seed: int) -> tuple[list[str], list[str], list[str]]:
+    """Held-out texts, prompts and texts. A tenth of the prompts, or of the texts, is held out if none are given."""
+    source = prompts or texts
+    if len(set(prompts)) + len(set(texts)) < LEAST_EXAMPLES:
+        raise ValueError(
+            f"{len(prompts)} prompts and {len(texts)} texts are too few to learn from: give at least {LEAST_EXAMPLES} "
+            "different ones. A useful drafter takes hundreds."
+        )
+    testing = as_texts("held_out", held_out)
+    if not testing:
+        source = list(dict.fromkeys(source))
+        order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed)).tolist()
+        count = min(_MOST_HELD_OUT, max(1, len(source) // 10))
+        testing = [source[i] for i in sorted(order[:count])]
+    left = set(testing)
+    return testing, [one for one in prompts if one not in left], [one for one in texts if one not in left]
+
+
+def check_folder(out: Path, resume: bool) -> None:
+    """Raise ValueError if the folder holds something else."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out={str(out)!r} is a file: give a folder.")
+    found = sorted(one.name for one in out.iterdir()) if out.exists() else []
+    if found and not resume:
+        raise ValueError(
+            f"out={str(out)!r} is not empty ({', '.join(found[:3])}): give another folder, or resume=True to go on "
+            "with a training there."
+        )
+    if resume and not {ANSWERS, checkpoint.FILE} & set(found):
+        raise ValueError(f"out={str(out)!r} holds no training to resume: leave resume=True out.")

@@ -1,0 +1,142 @@
+"""What a drafter learns from: the target's own answers to prompts, or given texts, as token ids."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specnb.text import prompt_inputs, text_tokenizer
+
+if TYPE_CHECKING:
+    from specnb.models import Pair
+
+SAMPLED_TEMPERATURE = 0.6
+"""The temperature of the sampled share of the answers."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One text.
+
+    Attributes:
+        prompt: ids of the prompt, on which nothing is learned; empty for a given text.
+        answer: ids that the drafter learns to predict.
+    """
+
+    prompt: list[int]
+    answer: list[int]
+
+    @property
+    def ids(self) -> list[int]:
+        """Prompt and answer."""
+        return [*self.prompt, *self.answer]
+
+
+def encode_prompts(pair: Pair, prompts: Sequence[str], chat: bool | None) -> list[list[int]]:
+    """The ids of the prompts, as `%%specgen` would send them."""
+    encoded = []
+    for prompt in prompts:
+        given = prompt_inputs(pair.tokenizer, prompt, chat=chat)
+        if "inputs" in given:
+            encoded.append([int(token) for token in text_tokenizer(pair.tokenizer)(prompt)["input_ids"]])
+        else:
+            encoded.append([int(token) for token in given["input_ids"][0]])
+    return encoded
+
+
+def encode_texts(pair: Pair, texts: Sequence[str], max_length: int) -> list[Example]:
+    """Given texts, cut into pieces of at most `max_length` tokens; pieces of one token are dropped."""
+    tokenizer, examples = text_tokenizer(pair.tokenizer), []
+    for text in texts:
+        ids = [int(token) for token in tokenizer(text)["input_ids"]]
+        pieces = [ids[i : i + max_length] for i in range(0, len(ids), max_length)]
+        examples += [Example([], piece) for piece in pieces if len(piece) > 1]
+    return examples
+
+
+class AnswerFile:
+    """The answers so far, one JSON line each, so that an interrupted run goes on where it was."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> list[Example]:
+        """The answers in the file; a last line that was cut off is dropped."""
+        if not self.path.exists():
+            return []
+        found = []
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            try:
+                found.append(Example(**json.loads(line)))
+            except (ValueError, TypeError):
+                break
+        self.path.write_text("".join(_line(one) for one in found), encoding="utf-8")
+        return found
+
+    def append(self, examples: Iterable[Example]) -> None:
+        """Add answers."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.writelines(_line(one) for one in examples)
+
+
+def _line(example: Example) -> str:
+    return json.dumps({"prompt": example.prompt, "answer": example.answer}) + "\n"
+
+
+def answer_prompts(
+    pair: Pair,
+    prompts: Sequence[list[int]],
+    *,
+    rows: int,
+    max_new_tokens: int,
+    sampled_share: float,
+    seed: int,
+    until: float | None,
+    on_answers: Callable[[list[Example]], object],
+    start: int = 0,
+) -> None:
+    """Let the target answer the prompts, `rows` at a time.
+
+    Batches are sampled or greedy, so that over time `sampled_share` of them is sampled. The same prompts, seed and
+    start give the same answers, whatever the machine.
+
+    Args:
+        prompts: token ids.
+        until: the time (`time.monotonic`) after which no further batch is begun.
+        on_answers: called with the answers of each batch.
+        start: number of prompts that have been answered already.
+    """
+    import specnb
+
+    device = pair.target.get_input_embeddings().weight.device
+    for first in range(start, len(prompts), rows):
+        if until is not None and time.monotonic() >= until:
+            return
+        asked, batch = prompts[first : first + rows], first // rows
+        sample = int((batch + 1) * sampled_share) > int(batch * sampled_share)
+        inputs = _left_padded(asked, device)
+        options: dict[str, Any] = {"temperature": SAMPLED_TEMPERATURE, "top_k": 0, "top_p": 1.0} if sample else {}
+        result = specnb.generate(
+            pair.target,
+            **inputs,
+            method="plain",
+            do_sample=sample,
+            seed=seed + first,
+            max_new_tokens=max_new_tokens,
+            logprobs=False,
+            **options,
+        )
+        on_answers([Example(ids, list(row.ids)) for ids, row in zip(asked, result.rows, strict=True)])
+
+
+def _left_padded(rows: Sequence[list[int]], device: torch.device) -> dict[str, Any]:
+    width = max(map(len, rows))
+    ids = [[0] * (width - len(row)) + row for row in rows]
+    mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+    return {"input_ids": torch.tensor(ids, device=device), "attention_mask": torch.tensor(mask, device=device)}

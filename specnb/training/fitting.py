@@ -1,0 +1,161 @@
+"""The training loop: batches, optimizer, budget, evaluations; the best weights are kept."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from specnb.training.result import Evaluation
+
+
+class Objective(Protocol):
+    """What is learned, for examples by their numbers."""
+
+    @property
+    def drafter(self) -> nn.Module:
+        """What is trained."""
+        ...
+
+    def loss(self, numbers: Sequence[int]) -> Tensor:
+        """The loss of a batch, a scalar with gradients."""
+        ...
+
+    def acceptance(self) -> tuple[float, ...]:
+        """By position, the share of held-out tokens at which a greedy draft is right up to this position."""
+        ...
+
+
+class DivergedError(ValueError):
+    """The loss is not a number any more."""
+
+
+@dataclass
+class Budget:
+    """How long to train: until a time, or for a number of steps.
+
+    Args:
+        until: `time.monotonic()` at which training ends.
+        steps: number of optimizer steps.
+    """
+
+    until: float | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        self._began = time.monotonic()
+
+    def progress(self, step: int) -> float:
+        """The share of the budget that is used up, 1 or more at its end."""
+        if self.steps is not None:
+            return step / self.steps
+        assert self.until is not None
+        return (time.monotonic() - self._began) / max(1e-9, self.until - self._began)
+
+
+@dataclass
+class Fitting:
+    """The state of a training, which a checkpoint holds.
+
+    Args:
+        objective: what is learned.
+        learning_rate: the highest; it falls along a cosine.
+        batch_size: examples per step.
+        examples: numbers of the training examples.
+        seed: of the order of the examples.
+        prepare: places the drafter and the optimizer (accelerate's `prepare`).
+        backward: computes gradients (accelerate's `backward`).
+    """
+
+    objective: Objective
+    learning_rate: float
+    batch_size: int
+    examples: Sequence[int]
+    seed: int
+    prepare: Callable[..., Any]
+    backward: Callable[[Tensor], object]
+
+    WARM_UP, BETAS, WEIGHT_DECAY, CLIP = 20, (0.9, 0.95), 0.01, 1.0
+
+    def __post_init__(self) -> None:
+        self.step = 0
+        self.trained_seconds = 0.0
+        self.history: list[Evaluation] = []
+        self.best: Evaluation | None = None
+        self.best_weights: dict[str, Tensor] = {}
+        optimizer = torch.optim.AdamW(
+            (one for one in self.objective.drafter.parameters() if one.requires_grad),
+            lr=self.learning_rate,
+            betas=self.BETAS,
+            weight_decay=self.WEIGHT_DECAY,
+        )
+        self.optimizer = self.prepare(optimizer)
+        self._losses: list[float] = []
+        self._epoch, self._order = -1, [0]
+
+    def run(
+        self, budget: Budget, evaluate_at: Sequence[float], on_evaluation: Callable[[Evaluation, float], object]
+    ) -> None:
+        """Train until the budget is used up.
+
+        Args:
+            evaluate_at: shares of the budget, in rising order, at which to evaluate.
+            on_evaluation: called with each evaluation and the share of the budget.
+
+        Raises:
+            DivergedError: the loss is not a number; `best_weights` are those of the best evaluation so far.
+        """
+        began = time.monotonic() - self.trained_seconds
+        marks = list(evaluate_at)
+        if not self.history:
+            self._evaluate(began, on_evaluation, 0.0)
+        while (progress := budget.progress(self.step)) < 1:
+            rate = self.learning_rate * min(1, (self.step + 1) / self.WARM_UP)
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * progress))
+            loss = self.objective.loss(self._numbers())
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                raise DivergedError(
+                    f"the loss became {value} at step {self.step} with learning_rate={self.learning_rate:g}: give a "
+                    "smaller one. The best drafter so far was kept."
+                )
+            self.optimizer.zero_grad()
+            self.backward(loss)
+            nn.utils.clip_grad_norm_(self.objective.drafter.parameters(), self.CLIP)
+            self.optimizer.step()
+            self.step += 1
+            self._losses.append(value)
+            self.trained_seconds = time.monotonic() - began
+            progress = budget.progress(self.step)
+            if marks and progress >= marks[0]:
+                self._evaluate(began, on_evaluation, progress)
+                marks = [mark for mark in marks if mark > progress]
+        if self.step != self.history[-1].step:
+            self._evaluate(began, on_evaluation, 1.0)
+
+    def _evaluate(self, began: float, on_evaluation: Callable[[Evaluation, float], object], progress: float) -> None:
+        loss = sum(self._losses) / len(self._losses) if self._losses else None
+        found = Evaluation(time.monotonic() - began, self.step, loss, self.objective.acceptance())
+        self._losses.clear()
+        self.history.append(found)
+        if self.best is None or found.mean_acceptance_length > self.best.mean_acceptance_length:
+            self.best = found
+            self.best_weights = {
+                name: value.detach().to("cpu", copy=True) for name, value in self.objective.drafter.state_dict().items()
+            }
+        on_evaluation(found, progress)
+
+    def _numbers(self) -> list[int]:
+        """The examples of the next batch: every epoch has an order of its own, which depends on the seed alone."""
+        size = min(self.batch_size, len(self.examples))
+        epoch, batch = divmod(self.step, len(self.examples) // size)
+        if self._epoch != epoch:
+            generator = torch.Generator().manual_seed(self.seed + epoch)
+            self._order, self._epoch = torch.randperm(len(self.examples), generator=generator).tolist(), epoch
+        return [self.examples[i] for i in self._order[batch * size : (batch + 1) * size]]

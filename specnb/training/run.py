@@ -1,0 +1,369 @@
+"""One training: answers, states, training, measuring."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from specnb.training import checkpoint
+from specnb.training.arguments import ANSWERS, LEAST_EXAMPLES, check_folder
+from specnb.training.drafter import default_layers, draft_vocabulary, new_drafter
+from specnb.training.examples import AnswerFile, Example, answer_prompts, encode_prompts, encode_texts
+from specnb.training.fitting import Budget, DivergedError, Fitting
+from specnb.training.objective import Unrolled
+from specnb.training.result import Evaluation, TrainingResult
+from specnb.training.states import StateStore, TargetStates, collect
+from specnb.training.target_head import TargetHead
+
+if TYPE_CHECKING:
+    from specnb.bench import Comparison
+    from specnb.models import Pair
+
+RESULT = "training.json"
+"""The file with the result, in the drafter's folder."""
+_ANSWERS_SHARE, _STATES_SHARE, _MEASURE_SHARE = 0.4, 0.65, 0.12
+"""Shares of the time: answers end at the first, states at the second, and the last is kept for measuring."""
+_EVALUATIONS = 12
+_FIRST_REPORT = 30.0  # seconds
+_LEAST_COVERAGE = 0.6
+_BATCH_TOKENS = 4096  # of a pass that collects states
+_MEASURED_LENGTHS = (2, 4, 6)
+_MEASURED_PROMPTS, _MEASURED_TOKENS = 12, 96
+_PROBED = 16  # tokens on which the head is checked
+_SAFETY = 1.5  # the first call of each run is warmed up
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a training is doing.
+
+    Attributes:
+        part: "answers", "states", "training" or "measuring".
+        share: how much of the part is done, 0 to 1.
+        seconds: since the start of the call.
+        remaining_seconds: until its end; None with a budget of steps.
+        message: one line for people.
+    """
+
+    part: str
+    share: float
+    seconds: float
+    remaining_seconds: float | None
+    message: str
+
+
+@dataclass
+class Run:
+    """One call of `train_drafter`."""
+
+    pair: Pair
+    out: Path
+    settings: dict[str, Any]
+    on_progress: Callable[[Progress], object]
+
+    def __post_init__(self) -> None:
+        self.began = time.monotonic()
+        minutes = self.settings["minutes"]
+        self.end = None if self.settings["steps"] is not None else self.began + 60 * minutes
+        self.seconds: dict[str, float] = {}
+        self.counts: dict[str, Any] = {}
+
+    def until(self, share: float) -> float | None:
+        """The time at which a share of the promised time has passed; None with a budget of steps."""
+        return None if self.end is None else self.began + share * (self.end - self.began)
+
+    def report(self, part: str, share: float, message: str) -> None:
+        """Tell the user."""
+        now = time.monotonic()
+        left = None if self.end is None else max(0.0, self.end - now)
+        self.on_progress(Progress(part, min(1.0, share), now - self.began, left, message))
+
+    def timed(self, part: str, began: float) -> None:
+        """Count the seconds of a part."""
+        self.seconds[part] = self.seconds.get(part, 0.0) + time.monotonic() - began
+
+    # ---- the parts
+    def train(
+        self, prompts: Sequence[str], texts: Sequence[str], held_out: Sequence[str], resume: bool
+    ) -> TrainingResult:
+        """Answers, states, training, measuring."""
+        check_folder(self.out, resume)
+        self.out.mkdir(parents=True, exist_ok=True)
+        test, train = self._examples(prompts, texts, held_out)
+        layers = default_layers(self.pair.target)
+        vocabulary = draft_vocabulary(train, self.settings["draft_vocab_size"])
+        self._check_coverage(test, train, vocabulary)
+        store = StateStore(self._memory(), self.out)
+        test, train, head = self._collect(layers, store, test, train)
+        drafter = new_drafter(
+            self.pair.target, layers, vocabulary, self.settings["num_hidden_layers"], self.settings["seed"]
+        )
+        self.counts["parameters"] = sum(one.numel() for one in drafter.parameters())
+        accelerator = _accelerator()
+        drafter.to(accelerator.device).train()
+        embedding = self.pair.target.get_input_embeddings().weight.detach().to(accelerator.device, torch.float32)
+        objective = Unrolled(
+            drafter,
+            head,
+            embedding,
+            [*test, *train],
+            store,
+            range(len(test)),
+            self.settings["ttt_steps"],
+            self.settings["batch_size"],
+            accelerator.autocast,
+        )
+        fitting = Fitting(
+            objective,
+            self.settings["learning_rate"],
+            self.settings["batch_size"],
+            range(len(test), len(test) + len(train)),
+            self.settings["seed"],
+            accelerator.prepare_optimizer,
+            accelerator.backward,
+        )
+        if resume:
+            checkpoint.read(self.out, fitting)
+        try:
+            self._fit(fitting)
+        except (KeyboardInterrupt, DivergedError) as stop:
+            if fitting.best is not None:
+                stop.partial_result = self._finish(fitting, None, finished=False)  # type: ignore[union-attr]
+            raise
+        measured = self._measure(self._save(fitting), held_out if prompts else ())
+        return self._finish(fitting, measured, finished=True)
+
+    def _examples(
+        self, prompts: Sequence[str], texts: Sequence[str], held_out: Sequence[str]
+    ) -> tuple[list[Example], list[Example]]:
+        """The held-out examples and those to learn from. Answers are kept in a file."""
+        given, began = self.settings, time.monotonic()
+        train = encode_texts(self.pair, texts, given["max_length"])
+        if not prompts:
+            return encode_texts(self.pair, held_out, given["max_length"]), train
+        asked = encode_prompts(self.pair, [*held_out, *prompts], given["chat"])
+        asked = _within(asked, given["max_length"])
+        file = AnswerFile(self.out / ANSWERS)
+        answers = file.read()[: len(asked)]
+        told = [False]
+
+        def on_answers(new: list[Example]) -> None:
+            file.append(new)
+            answers.extend(new)
+            tokens, seconds = sum(len(one.answer) for one in answers), time.monotonic() - began
+            message = f"answers: {len(answers):,} of {len(asked):,} prompts, {tokens:,} tokens"
+            if seconds >= _FIRST_REPORT and not told[0]:
+                told[0] = True
+                message += f". {self._forecast(tokens / seconds, tokens / len(answers) * len(asked))}"
+            self.report("answers", len(answers) / len(asked), message)
+
+        common = {name: given[name] for name in ("rows", "max_new_tokens", "seed")}
+        for part, share in ((asked[: len(held_out)], 0.0), (asked, given["sampled_share"])):
+            answer_prompts(
+                self.pair,
+                part,
+                start=len(answers),
+                sampled_share=share,
+                until=self.until(_ANSWERS_SHARE),
+                on_answers=on_answers,
+                **common,
+            )
+        self.timed("answers", began)
+        learned = [one for one in answers[len(held_out) :] if len(one.answer) > 1]
+        test = [one for one in answers[: len(held_out)] if len(one.answer) > 1]
+        if len(learned) + len(train) < LEAST_EXAMPLES or not test:
+            raise ValueError(
+                f"only {len(answers)} of {len(asked)} prompts were answered in {given['minutes']:g} minutes, too few "
+                "to learn from: give more minutes, a smaller max_new_tokens, or texts=."
+            )
+        return test, [*learned, *train]
+
+    def _forecast(self, rate: float, most: float) -> str:
+        """What to expect, after the first answers."""
+        if self.end is None:
+            return f"{rate:.0f} tokens/s"
+        seconds = _ANSWERS_SHARE * (self.end - self.began)
+        return (
+            f"{rate:.0f} tokens/s: about {min(most, rate * seconds):,.0f} tokens to learn from in "
+            f"{self.settings['minutes']:g} minutes"
+        )
+
+    def _check_coverage(self, test: Sequence[Example], train: Sequence[Example], vocabulary: Tensor) -> None:
+        """Count the tokens, and refuse held-out texts that are of another kind."""
+        known = set(vocabulary.tolist())
+        tokens = [token for example in test for token in example.answer]
+        coverage = sum(token in known for token in tokens) / max(1, len(tokens))
+        self.counts |= {
+            "examples": len(train),
+            "training tokens": sum(len(example.answer) for example in train),
+            "held-out examples": len(test),
+            "draft vocabulary": len(vocabulary),
+            "coverage": coverage,
+        }
+        if coverage < _LEAST_COVERAGE:
+            raise ValueError(
+                f"only {coverage:.0%} of the held-out tokens are in the draft vocabulary of {len(vocabulary)} tokens: "
+                "the held-out texts are of another kind or language than the others, or there are too few of these. "
+                "Give held_out= of the same kind, more texts, or a larger draft_vocab_size."
+            )
+
+    def _memory(self) -> int:
+        """Bytes for states in memory."""
+        given = self.settings["memory_gb"]
+        return int(given * 1e9) if given is not None else psutil.virtual_memory().available // 4
+
+    def _collect(
+        self, layers: Sequence[int], store: StateStore, test: list[Example], train: list[Example]
+    ) -> tuple[list[Example], list[Example], TargetHead]:
+        """Collect states. With a promised time, examples for which there is none left are dropped."""
+        began, target = time.monotonic(), TargetStates(self.pair.target, layers)
+        head = _head(self.pair.target, target, test[0])
+        until, examples = self.until(_STATES_SHARE), [*test, *train]
+
+        def on_examples(number: int) -> bool:
+            self.report("states", number / len(examples), f"states: {number:,} of {len(examples):,} texts")
+            return until is None or time.monotonic() < until or number < len(test) + LEAST_EXAMPLES
+
+        collect(target, examples, store, batch_tokens=_BATCH_TOKENS, on_examples=on_examples)
+        self.timed("states", began)
+        kept = train[: len(store) - len(test)]
+        self.counts["training tokens"] = sum(len(example.answer) for example in kept)
+        self.counts["examples"] = len(kept)
+        return test, kept, head
+
+    def _fit(self, fitting: Fitting) -> None:
+        """Train, and tell how it goes."""
+        began = time.monotonic()
+        budget = Budget(self.until(1 - _MEASURE_SHARE), self.settings["steps"])
+
+        def on_evaluation(found: Evaluation, progress: float) -> None:
+            checkpoint.write(self.out, fitting)
+            shares = " ".join(f"{share:.2f}" for share in found.acceptance)
+            loss = "" if found.loss is None else f", loss {found.loss:.3f}"
+            message = f"training: step {found.step}{loss}, accepted {shares}, {found.mean_acceptance_length:.2f} a pass"
+            self.report("training", progress, message)
+
+        try:
+            fitting.run(budget, [i / _EVALUATIONS for i in range(1, _EVALUATIONS + 1)], on_evaluation)
+        finally:
+            self.timed("training", began)
+
+    def _save(self, fitting: Fitting) -> Pair:
+        """Write the best drafter; returns the pair with it, as `specnb.load` reads it."""
+        from specnb.models import Pair, load_drafter
+
+        drafter: Any = fitting.objective.drafter
+        drafter.load_state_dict(fitting.best_weights)
+        drafter.eval().to(self._dtype()).save_pretrained(self.out)
+        target = self.pair
+        return Pair(target.target, target.tokenizer, load_drafter(self.out), None, target.name, target.card)
+
+    def _dtype(self) -> torch.dtype:
+        """The dtype of the stored drafter: the target's, which it runs beside."""
+        dtype: torch.dtype = self.pair.target.dtype
+        return dtype if dtype.is_floating_point else torch.float32
+
+    def _measure(self, pair: Pair, prompts: Sequence[str]) -> Comparison | None:
+        """Compare the drafter with plain decoding and prompt lookup on held-out prompts, in the time that is left."""
+        from specnb.bench import compare
+
+        self.measured = pair
+        if not prompts:
+            return None
+        began = time.monotonic()
+        cancel, end = threading.Event(), self.end
+        timer = threading.Timer(max(0.0, end - began), cancel.set) if end is not None else None
+        runs: list[Any] = [
+            "prompt_lookup",
+            *({"method": "eagle3", "num_assistant_tokens": k} for k in _MEASURED_LENGTHS),
+        ]
+        tokens = _MEASURED_TOKENS
+        one = self._seconds_per_token() * tokens * (len(runs) + 1)
+        fits = _MEASURED_PROMPTS if end is None else int((end - began) / (_SAFETY * one))
+        chosen = prompts[: max(1, min(fits, _MEASURED_PROMPTS))]
+        self.report("measuring", 0.0, f"measuring: {len(chosen)} held-out prompts, {len(runs) + 1} runs")
+        if timer is not None:
+            timer.start()
+        try:
+            found = compare(
+                pair,
+                chosen,
+                runs,
+                repeats=1,
+                max_new_tokens=tokens,
+                do_sample=False,
+                chat=self.settings["chat"],
+                cancel=cancel,
+            )
+            return found if found.repeats else None  # the time was too short for one
+        except ValueError:
+            if not cancel.is_set():
+                raise
+            return None
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self.timed("measuring", began)
+
+    def _seconds_per_token(self) -> float:
+        """Of plain decoding, measured on a few tokens."""
+        import specnb
+
+        began, tokens = time.monotonic(), 8
+        specnb.generate(self.pair, "a", method="plain", max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+        return (time.monotonic() - began) / tokens
+
+    def _finish(self, fitting: Fitting, comparison: Comparison | None, finished: bool) -> TrainingResult:
+        """The result, written beside the drafter."""
+        pair = self.measured if finished else self._save(fitting)
+        assert fitting.best is not None
+        result = TrainingResult(
+            out=str(self.out),
+            settings=self.settings,
+            counts=self.counts,
+            seconds=self.seconds,
+            history=fitting.history,
+            best=fitting.best,
+            comparison=comparison,
+            finished=finished,
+            pair=pair,
+        )
+        (self.out / RESULT).write_text(result.to_json(indent=1), encoding="utf-8")
+        self.report("measuring", 1.0, result.verdict)
+        return result
+
+
+def _within(prompts: list[list[int]], most: int) -> list[list[int]]:
+    """The prompts. Raises ValueError for one that is too long."""
+    for number, ids in enumerate(prompts, 1):
+        if len(ids) > most:
+            raise ValueError(
+                f"prompt {number} has {len(ids)} tokens, more than max_length={most}: shorten it, or raise it."
+            )
+    return prompts
+
+
+def _head(model: Any, target: TargetStates, example: Example) -> TargetHead:
+    """The target's head, checked on the first tokens of an example."""
+    ids = example.ids[:_PROBED]
+    last = target([Example([], ids)])[0][:, -int(model.get_output_embeddings().weight.shape[1]) :]
+    with torch.no_grad():
+        given = torch.tensor([ids], device=model.get_input_embeddings().weight.device)
+        logits = model(input_ids=given, use_cache=False).logits[0]
+    return TargetHead(model, last, logits)
+
+
+def _accelerator() -> Any:
+    """accelerate's Accelerator: mixed precision where a GPU has bfloat16, else float32."""
+    from accelerate import Accelerator
+
+    half = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    return Accelerator(mixed_precision="bf16" if half else "no")
