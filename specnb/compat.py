@@ -257,7 +257,7 @@ def _undecorated(function: Any) -> Any:
 
 def _is_own(function: Any) -> bool:
     """Whether a function with a `chunk_size` is transformers' own and runs as it is, without a kernel library."""
-    own = getattr(function, "__wrapped__", None)
+    own: Any = getattr(function, "__wrapped__", None)
     if not callable(own) or _cells(function).get("implementation") is not own:
         return False
     return "chunk_size" in inspect.signature(own).parameters

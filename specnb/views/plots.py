@@ -208,7 +208,7 @@ def training_curves(result: TrainingResult) -> Picture:
     positions = range(1, len(best.acceptance) + 1)
     figure = Picture(3.2, f"Training of a drafter: loss, and acceptance at positions 1 to {len(best.acceptance)}.")
     shares = ", ".join(f"{i}: {share:.0%}" for i, share in zip(positions, best.acceptance, strict=True))
-    figure.alt = f"{figure.stable} Accepted at last: {shares}; {best.mean_acceptance_length:.2f} tokens per target pass."
+    figure.alt = f"{figure.stable} Accepted at last: {shares}; {best.mean_acceptance_length:.2f} tokens a pass."
     left, right = figure.subplots(1, 2)
     learned = [one for one in history if one.loss is not None]
     left.plot([one.seconds for one in learned], [one.loss for one in learned], color=BLUE, marker="o", markersize=3)
