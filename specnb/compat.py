@@ -257,8 +257,8 @@ def _undecorated(function: Any) -> Any:
 
 def _is_own(function: Any) -> bool:
     """Whether a function with a `chunk_size` is transformers' own and runs as it is, without a kernel library."""
-    own: Any = getattr(function, "__wrapped__", None)
-    if not callable(own) or _cells(function).get("implementation") is not own:
+    own = getattr(function, "__wrapped__", None)
+    if _cells(function).get("implementation") is not own or not callable(own):
         return False
     return "chunk_size" in inspect.signature(own).parameters
 
