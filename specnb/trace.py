@@ -47,6 +47,7 @@ class Step:
             processor, temperature included (vLLM's default). None with `logprobs=False`.
         top_logprobs: with `top_logprobs=n`, per emitted token, the n best `(id, logprob)` of the same distribution.
         draft_top_logprobs: with `top_logprobs=n`, per drafted token, the same of the drafter's logits if it has any.
+        source: in a hybrid, the method that drafted; empty if nothing was drafted, and in other methods.
     """
 
     position: int
@@ -67,6 +68,7 @@ class Step:
     logprobs: tuple[float, ...] | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
     draft_top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    source: str = ""
 
     @property
     def origins(self) -> tuple[str, ...]:

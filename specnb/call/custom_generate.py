@@ -42,7 +42,6 @@ from specnb.decoding.lm.block_check import check_blocks
 from specnb.decoding.lm.model_inputs import CacheSize
 from specnb.decoding.loop import decode
 from specnb.decoding.recorder import Recorder
-from specnb.decoding.schedules import SCHEDULES
 from specnb.decoding.stops import StoppingChecker
 from specnb.decoding.verifiers import VERIFIERS
 from specnb.options import BY_NAME, Method
@@ -131,7 +130,7 @@ class CustomGenerate:
                 padded_prompts = [
                     row[: pad + len(ids)] for row, ids, pad in zip(padded_prompts, prompts, pads, strict=True)
                 ]
-            schedule = SCHEDULES[selected.options.get("num_assistant_tokens_schedule", "constant")]
+            schedules = drafters.make_schedules(selected, model, sample, len(prompts))
             device = model_device(model)
             rows = [
                 Row(
@@ -140,7 +139,7 @@ class CustomGenerate:
                     remaining_tokens=max_new_tokens,
                     generator=torch.Generator(device).manual_seed((seed or 0) + i),
                     processors=processors.for_row(i, len(prompts)),
-                    schedule=schedule(selected.options.get("num_assistant_tokens", 0)),
+                    schedule=schedules[i],
                     padded_prompt=padded_prompts[i],
                 )
                 for i, ids in enumerate(prompts)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from specnb.decoding.contracts import Row
 from specnb.memory import Memory
+from specnb.options import parts_of
 from specnb.text import text_tokenizer
 
 Prediction: TypeAlias = str | Sequence[int] | Tensor | None
@@ -40,7 +41,7 @@ class MemoryArguments:
             ValueError: the method uses neither, the memory is of another tokenizer, or of the wrong type.
         """
         given = [name for name in ("memory", "prediction") if getattr(self, name) is not None]
-        if given and method != "suffix":
+        if given and "suffix" not in parts_of(method):
             raise ValueError(
                 f"{'= and '.join(given)}= given, but method {method!r} drafts from neither a memory nor a prediction: "
                 f"use method='suffix', or leave {'it' if len(given) == 1 else 'them'} out."

@@ -11,7 +11,18 @@ from typing import Any, NamedTuple
 from transformers import GenerationConfig
 
 from specnb import compat
-from specnb.options import ASKED_BY, BY_NAME, Method, Option, all_options, drafting_options, method_info, method_names
+from specnb.options import (
+    ASKED_BY,
+    BY_NAME,
+    Method,
+    Option,
+    all_options,
+    drafting_options,
+    hybrid_names,
+    method_info,
+    method_names,
+    parts_of,
+)
 
 TRANSFORMERS_DEFAULTS: dict[str, Any] = compat.default_generation_params()
 """The values that transformers uses where neither the call nor a config sets one."""
@@ -33,7 +44,8 @@ def specnb_options() -> set[str]:
 
 def takes_assistant(method: str | None) -> bool:
     """Whether a method is one for an assistant model; False for a name that no method has."""
-    return method in method_names() and "assistant_model" in method_info(str(method)).needs
+    known = method in method_names() or method in hybrid_names()
+    return known and "assistant_model" in method_info(str(method)).needs
 
 
 class SelectedMethod(NamedTuple):
@@ -109,17 +121,18 @@ def select_method(
     name = method_name(method) or next(iter(wanted), None) or _method_from_configs(configs)
     info, own = method_info(name), drafting_options(name)
     _check_speculation_type(configs, assistant)
+    model = parts_of(name)[-1]  # of a hybrid, its model drafter
     for key, other in requested.items():
-        if other != name:
+        if other != model:
             raise ValueError(
                 f"{key}={given[key]!r} asks for method {other!r}, but the method is {name!r}; give one of them."
             )
-    if assistant == "universal" and name == "draft_model":
+    if assistant == "universal" and model == "draft_model":
         raise ValueError(
             "method 'draft_model' needs a draft model with the target's tokenizer, but the two tokenizers differ in "
             "what they do; leave method= out, and universal decoding is used."
         )
-    if assistant and name not in (assistant, "universal" if assistant == "draft_model" else assistant):
+    if assistant and model not in (assistant, "universal" if assistant == "draft_model" else assistant):
         raise ValueError(
             f"the draft model (assistant_model=) is for method {assistant!r}, but the method asked for is {name!r}: "
             f"choose {assistant!r}, or leave the draft model out."

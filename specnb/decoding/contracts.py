@@ -31,6 +31,7 @@ class Draft(NamedTuple):
         lookahead_token: the token that would have come next, if the drafter knows it at no cost.
         probabilities: the probability of each token under the drafter's own distribution, for the trace.
         tops: log-probabilities and ids `[k, n]` of the n best tokens of the drafter's own logits, for the trace.
+        source: the method that drafted, in a hybrid of two.
     """
 
     tokens: list[int]
@@ -39,18 +40,18 @@ class Draft(NamedTuple):
     lookahead_token: int | None = None
     probabilities: list[float] | None = None
     tops: tuple[Tensor, Tensor] | None = None
+    source: str = ""
 
     def cut(self, k: int) -> Draft:
         """The first k tokens of the draft."""
         if k >= len(self.tokens):
             return self
-        return Draft(
-            self.tokens[:k],
-            None if self.probs is None else self.probs[:k],
-            self.match_length,
-            None,
-            None if self.probabilities is None else self.probabilities[:k],
-            None if self.tops is None else (self.tops[0][:k], self.tops[1][:k]),
+        return self._replace(
+            tokens=self.tokens[:k],
+            probs=None if self.probs is None else self.probs[:k],
+            lookahead_token=None,
+            probabilities=None if self.probabilities is None else self.probabilities[:k],
+            tops=None if self.tops is None else (self.tops[0][:k], self.tops[1][:k]),
         )
 
 

@@ -99,6 +99,7 @@ class Recorder:
                 match_length=row_step.draft.match_length,
                 lookahead_token=row_step.draft.lookahead_token,
                 replayed_tokens=row_step.replayed_tokens,
+                source=row_step.draft.source if row_step.draft.tokens else "",
                 distances=tuple(row_step.block.distances) or None,
                 draft_probabilities=tuple(row_step.draft.probabilities or ()) or None,
                 **seconds,

@@ -73,25 +73,20 @@ class Adaptive:
         if not self.verify_seconds:
             probable = sum(1 for reached in accumulate(acceptance or (), mul) if reached >= 0.5)
             return max(self.k, min(probable, self.max_length))
-        best = self._best(self._acceptance(match_length) if acceptance is None else iter(acceptance))
+        best = self._best(self.acceptance(match_length) if acceptance is None else iter(acceptance))
         if best == 0 and acceptance is None and self.plain_steps >= self.probe_after and not self.knows_lookahead:
             return max(1, self.k // 2)
         return best
 
     def update(self, step: Step) -> None:
         """Learn times and acceptance from the row's last step."""
-        self.steps += 1
+        self.learn_pass(step)
         k = len(step.drafted)
-        if self.steps > 1:  # the first pass includes the prompt
-            size = k + 1 + step.replayed_tokens
-            self.verify_seconds[size] = _moving_average(self.verify_seconds.get(size), step.verify_seconds)
-        self.replays |= step.replayed_tokens > 0
-        self.pending = step.replayed_tokens + len(step.emitted) if self.replays and step.rejected else 0
         if step.lookahead_token is not None:
             self.knows_lookahead = True
             # the token after a full draft shows whether one more would have been accepted
             if step.accepted == k < len(step.emitted):
-                self._count(step.match_length, k, step.emitted[k] == step.lookahead_token)
+                self.count(step.match_length, k, step.emitted[k] == step.lookahead_token)
         if not k:
             self.plain_steps += 1
             return
@@ -102,9 +97,19 @@ class Adaptive:
             self.probe_after = self.FIRST_PROBE if step.accepted else min(2 * self.probe_after, self.LAST_PROBE)
             self.plain_steps = 0
         for i in range(min(step.accepted + 1, k)):
-            self._count(step.match_length, i, i < step.accepted)
+            self.count(step.match_length, i, i < step.accepted)
 
-    def _count(self, match_length: int, position: int, was_accepted: bool) -> None:
+    def learn_pass(self, step: Step) -> None:
+        """Learn only what the target's pass cost."""
+        self.steps += 1
+        if self.steps > 1:  # the first pass includes the prompt
+            size = len(step.drafted) + 1 + step.replayed_tokens
+            self.verify_seconds[size] = _moving_average(self.verify_seconds.get(size), step.verify_seconds)
+        self.replays |= step.replayed_tokens > 0
+        self.pending = step.replayed_tokens + len(step.emitted) if self.replays and step.rejected else 0
+
+    def count(self, match_length: int, position: int, was_accepted: bool) -> None:
+        """Count a drafted token at a position of the draft."""
         key = match_length, position
         self.drafted[key] = self.DECAY * self.drafted[key] + 1
         self.accepted[key] = self.DECAY * self.accepted[key] + was_accepted
@@ -120,14 +125,16 @@ class Adaptive:
                 reached *= rate
                 tokens += reached
             size = k + 1 + self.pending
-            seconds = max(self._cost(size) + k * (self.draft_seconds or 0.0), 1e-9)  # a coarse clock may measure 0
+            seconds = max(
+                self.pass_seconds(size) + k * (self.draft_seconds or 0.0), 1e-9
+            )  # a coarse clock may measure 0
             if self.replays and k:
-                seconds += (1 - reached) * max(0.0, self._cost(size + round(tokens)) - self._cost(size))
+                seconds += (1 - reached) * max(0.0, self.pass_seconds(size + round(tokens)) - self.pass_seconds(size))
             if tokens / seconds > highest:
                 best, highest = k, tokens / seconds
         return best
 
-    def _acceptance(self, match_length: int) -> Iterator[float]:
+    def acceptance(self, match_length: int) -> Iterator[float]:
         """The acceptance rate by position.
 
         It is smoothed towards the rate of all positions of the same match_length, and that towards `PRIOR_ACCEPTANCE`.
@@ -140,7 +147,7 @@ class Adaptive:
             accepted, drafted = self.accepted.get(key, 0.0), self.drafted.get(key, 0.0)
             yield (accepted + self.PRIOR_WEIGHT * pooled) / (drafted + self.PRIOR_WEIGHT)
 
-    def _cost(self, size: int) -> float:
+    def pass_seconds(self, size: int) -> float:
         """Seconds of a pass over `size` tokens: measured, or interpolated between the nearest measured sizes."""
         if size in self.verify_seconds:
             return self.verify_seconds[size]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specnb.decoding.contracts import Drafter, Row, Unsupported
+from specnb.decoding.contracts import Drafter, Row, Schedule, Unsupported
 from specnb.decoding.lm.base import LM, LMOptions, model_device
 from specnb.decoding.lm.block_check import check_draft
 from specnb.decoding.lm.cached_lm import CachedLM
@@ -17,12 +17,14 @@ from specnb.decoding.lm.create import create_lm
 from specnb.decoding.lm.kv_cache import standard_cache_layers, unsupported_cache_layers
 from specnb.decoding.lm.model_inputs import CacheSize, PreparedInputs
 from specnb.decoding.lm.snapshots import has_states
+from specnb.decoding.schedules import SCHEDULES
 from specnb.drafters.dflash import DFlash
 from specnb.drafters.draft_builder import DraftSampling
 from specnb.drafters.draft_model import DraftModel
 from specnb.drafters.eagle3 import Eagle3
 from specnb.drafters.early_exit import early_exit
 from specnb.drafters.gemma4_assistant import Gemma4Assistant
+from specnb.drafters.hybrid import Hybrid, HybridSchedule
 from specnb.drafters.mtp_layers import MtpLayers
 from specnb.drafters.prompt_lookup import PromptLookup
 from specnb.drafters.registered import DrafterContext, RegisteredDrafter
@@ -34,7 +36,7 @@ from specnb.models.eagle3 import Eagle3Drafter, is_eagle3
 from specnb.models.gemma4 import is_gemma4_assistant
 from specnb.models.mtp import load_mtp, mtp_config, num_mtp_layers
 from specnb.models.pair import check_pair
-from specnb.options import Method, MethodInfo, method_info
+from specnb.options import Method, MethodInfo, drafting_options, method_info
 from specnb.text import text_tokenizer
 
 if TYPE_CHECKING:
@@ -93,7 +95,7 @@ class MethodContext:
         """How a drafter picks tokens from its logits."""
         return DraftSampling(
             sample=self.sample,
-            keep_probs=self.sample or self.options["assistant_ensemble_weight"] is not None,
+            keep_probs=self.sample or self.options.get("assistant_ensemble_weight") is not None,
             threshold=self.options["assistant_confidence_threshold"],
             probabilities=self.probabilities,
             device=target.device,
@@ -107,14 +109,26 @@ def _plain(context: MethodContext) -> tuple[LM, Drafter | None]:
 
 
 def _prompt_lookup(context: MethodContext) -> tuple[LM, Drafter]:
-    return context.target(), PromptLookup(context.options["max_matching_ngram_size"], context.eos)
+    target = context.target()
+    return target, _lookup("prompt_lookup", context, target)
 
 
 def _suffix(context: MethodContext) -> tuple[LM, Drafter]:
-    target, options = context.target(), context.options
+    target = context.target()
+    return target, _lookup("suffix", context, target)
+
+
+def _lookup(name: str, context: MethodContext, target: LM, alone: bool = True) -> PromptLookup | Suffix:
+    """A drafter that copies, alone or as part of a hybrid."""
+    options = context.options
+    if name == "prompt_lookup":
+        return PromptLookup(options["max_matching_ngram_size"], context.eos)
     names = ("max_tree_depth", "max_spec_factor", "min_token_prob")
     limits = Limits(*(options[f"suffix_decoding_{name}"] for name in names))
-    return target, Suffix(context.memory, context.prediction, limits, context.eos, target.vocab_size)
+    # A sampled text depends on what is drafted where a hybrid's other part draws its tokens: not on a memory, then.
+    fixed = context.sample and not alone
+    memory, prediction = (None, ()) if fixed else (context.memory, context.prediction)
+    return Suffix(memory, prediction, limits, context.eos, target.vocab_size)
 
 
 def _draft_model(context: MethodContext) -> tuple[LM, Drafter]:
@@ -144,7 +158,7 @@ def _universal(context: MethodContext) -> tuple[LM, Drafter]:
         retokenized,
         tokenizers,
         context.sampling(target),
-        shared=context.sample or context.options["assistant_ensemble_weight"] is not None,
+        shared=context.sample or context.options.get("assistant_ensemble_weight") is not None,
     )
 
 
@@ -225,7 +239,7 @@ def check_method(method: str, model: PreTrainedModel) -> None:
     Raises:
         Unsupported: it cannot; the message says why.
     """
-    if method != "mtp_layers":
+    if method.split("+")[-1] != "mtp_layers":
         return
     config = mtp_config(model)
     layers = standard_cache_layers(config) if config else ()
@@ -279,6 +293,11 @@ def with_defaults(
     - "heuristic" in half precision, where block sizes may break ties differently and must not depend on measured times;
     - "adaptive" otherwise.
     """
+    if (parts := method_info(method.name).parts) is not None:  # length and schedule are the model drafter's
+        own = {name: value for name, value in method.given.items() if name in drafting_options(parts[1])}
+        chosen = with_defaults(Method(parts[1], **own), model, sample, assistant_model).options
+        names = ("num_assistant_tokens", "num_assistant_tokens_schedule")
+        return Method(method.name, **{**method.given, **{name: chosen[name] for name in names}})
     options = dict(method.given)
     given = options.get("num_assistant_tokens") is not None
     if method.name == "dflash" and not given:
@@ -308,7 +327,33 @@ def build_method(method: str, context: MethodContext) -> tuple[LM, Drafter | Non
         ValueError: the models cannot be used for it.
     """
     info = method_info(method)
+    if info.parts is not None:
+        lookup, model = info.parts
+        target, drafter = _METHODS[model](context)
+        assert drafter is not None
+        copies = _lookup(lookup, context, target, alone=False)
+        return target, Hybrid(copies, drafter, info.parts, learns=isinstance(copies, PromptLookup))
     return _METHODS[method](context) if info.factory is None else _registered(info, context)
+
+
+def make_schedules(method: Method, model: PreTrainedModel, sample: bool, count: int) -> list[Schedule]:
+    """A schedule for each of `count` rows.
+
+    In a hybrid the lookup has one of its own: the options' length and schedule are those of the model drafter. Where
+    drafts are sampled, its drafts must have a constant length too, since the text depends on what was drafted.
+    """
+    kind, k = (method.options.get(name) for name in ("num_assistant_tokens_schedule", "num_assistant_tokens"))
+    parts = method_info(method.name).parts
+
+    def one() -> Schedule:
+        return SCHEDULES[kind or "constant"](k or 0)
+
+    if parts is None:
+        return [one() for _ in range(count)]
+    lookup = with_defaults(Method(parts[0]), model, sample)
+    free = "constant" if sample else lookup.options["num_assistant_tokens_schedule"]
+    length = lookup.options["num_assistant_tokens"]
+    return [HybridSchedule(SCHEDULES[free](length), one(), parts[0]) for _ in range(count)]
 
 
 def runtime_by_role(target: LM, drafter: Drafter | None) -> dict[str, dict[str, Any]]:

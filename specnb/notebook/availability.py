@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specnb.options import method_info, method_names
+from specnb.options import MODEL_DRAFTERS, method_info, method_names
 
 _NO_DRAFT = "there is no draft model: load the pair with one (%specload NAME --assistant OTHER)"
 
@@ -16,7 +16,8 @@ def available_methods(pair: Any) -> dict[str, str | None]:
         pair: a `Pair`.
 
     Returns:
-        For every method, None if the pair can run it, else the reason why it cannot.
+        For every method, None if the pair can run it, else the reason why it cannot; and the hybrids of suffix decoding
+        with a model drafter that it can run.
     """
     from specnb import drafters
     from specnb.call import unsupported
@@ -43,7 +44,8 @@ def available_methods(pair: Any) -> dict[str, str | None]:
     for name in reasons:
         if takes_assistant(name) and name != fitting:
             reasons[name] = why if fitting is None else _OTHER_METHOD[name].format(method_info(fitting).title)
-    return reasons
+    hybrids = [f"suffix+{name}" for name in MODEL_DRAFTERS if name != "early_exit" and reasons[name] is None]
+    return reasons | dict.fromkeys(hybrids)
 
 
 _OTHER_METHOD = {

@@ -28,7 +28,7 @@ from specnb.notebook.cell_text import exact_body, expand
 from specnb.notebook.magic_parser import complete
 from specnb.notebook.session import LAST, LAST_BENCH, Session
 from specnb.notebook.stream import View, view_for
-from specnb.options import MAGIC_MAX_NEW_TOKENS, METHOD_WITHOUT_DRAFT_MODEL, method_info, method_names
+from specnb.options import MAGIC_MAX_NEW_TOKENS, METHOD_WITHOUT_DRAFT_MODEL, hybrid_names, method_info, method_names
 from specnb.text import prompt_inputs
 
 
@@ -42,7 +42,7 @@ class Interrupted(KeyboardInterrupt):
 class _MethodName(Enum):
     """The name of a method. Which ones there are changes with the registered drafters."""
 
-    values = property(lambda self: method_names(), lambda self, given: None)
+    values = property(lambda self: [*method_names(), *hybrid_names()], lambda self, given: None)
 
 
 @magics_class

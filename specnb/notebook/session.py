@@ -9,7 +9,7 @@ from typing import Any
 
 from specnb.memory import Memory
 from specnb.memory.tokenizer_identity import identify
-from specnb.options import unknown
+from specnb.options import parts_of, unknown
 
 _ATTRIBUTE = "_specnb_session"
 LAST = "_specgen"  # variable that holds the last result, like IPython's _
@@ -118,11 +118,11 @@ class Session:
 
     def drafts_from(self, pair: Any, method: str | None) -> dict[str, Any]:
         """The memory as an argument of `generate`, for a method that drafts from it."""
-        return {"memory": self.memory(pair)} if method == "suffix" else {}
+        return {"memory": self.memory(pair)} if method is not None and "suffix" in parts_of(method) else {}
 
     def remember(self, pair: Any, result: Any) -> None:
         """Add a result to the memory, unless its method has done so itself."""
-        if result.method != "suffix":
+        if "suffix" not in parts_of(result.method):
             for row in result.rows:
                 self.memory(pair).add(row.ids, row.prompt_ids)
 

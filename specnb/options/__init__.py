@@ -27,14 +27,16 @@ from specnb.options.methods import (
     default,
     drafting_options,
     greedy_at_zero,
+    hybrid_names,
     method_info,
     method_names,
     methods_with,
     options_of,
+    parts_of,
 )
 from specnb.options.option import Option, unknown
 from specnb.options.registered import REGISTRY
-from specnb.options.table import BY_NAME, OPTIONS, OPTIONS_OF_REGISTERED
+from specnb.options.table import BY_NAME, MODEL_DRAFTERS, OPTIONS, OPTIONS_OF_REGISTERED
 
 __all__ = [
     "ASKED_BY",
@@ -46,6 +48,7 @@ __all__ = [
     "METHODS",
     "METHOD_PREFERENCE",
     "METHOD_WITHOUT_DRAFT_MODEL",
+    "MODEL_DRAFTERS",
     "OPTIONS",
     "OPTIONS_OF_REGISTERED",
     "PANEL_MAX_NEW_TOKENS",
@@ -58,9 +61,11 @@ __all__ = [
     "default",
     "drafting_options",
     "greedy_at_zero",
+    "hybrid_names",
     "method_info",
     "method_names",
     "methods_with",
     "options_of",
+    "parts_of",
     "unknown",
 ]

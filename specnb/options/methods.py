@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from specnb.options.option import Option, unknown
 from specnb.options.registered import REGISTRY
-from specnb.options.table import BY_NAME, OPTIONS, OPTIONS_OF_REGISTERED
+from specnb.options.table import BY_NAME, LOOKUPS, MODEL_DRAFTERS, NOT_OF_HYBRIDS, OPTIONS, OPTIONS_OF_REGISTERED
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class MethodInfo:
         defaults: options whose default differs from `Option.default` in this method.
         options: of a registered drafter, the options that only it has.
         factory: of a registered drafter, the function that makes it.
+        parts: of a hybrid, the lookup and the model drafter.
     """
 
     name: str
@@ -34,6 +36,7 @@ class MethodInfo:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     options: tuple[Option, ...] = ()
     factory: Callable[[Any], Any] | None = None
+    parts: tuple[str, str] | None = None
 
 
 _METHODS = (
@@ -128,12 +131,24 @@ def method_names() -> list[str]:
     return [*METHODS, *REGISTRY.infos]
 
 
+def hybrid_names() -> list[str]:
+    """The names of all hybrids: a lookup with a model drafter."""
+    return [f"{lookup}+{model}" for lookup in LOOKUPS for model in MODEL_DRAFTERS]
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """The methods that draft in a method: itself, or the two parts of a hybrid."""
+    return method_info(name).parts or (name,)
+
+
 def method_info(name: str) -> MethodInfo:
     """The description of a method, specnb's own or a registered drafter.
 
     Raises:
         ValueError: there is no such method.
     """
+    if isinstance(name, str) and "+" in name:
+        return _hybrid_info(name)
     info = METHODS.get(name) or REGISTRY.infos.get(name)
     if info is None:
         failed = "".join(f" Drafter {key!r} could not be loaded from {why}." for key, why in REGISTRY.failed.items())
@@ -141,13 +156,38 @@ def method_info(name: str) -> MethodInfo:
     return info
 
 
+@cache
+def _hybrid_info(name: str) -> MethodInfo:
+    """The description of a hybrid, such as "suffix+eagle3"."""
+    lookup, _, model = name.partition("+")
+    if lookup not in LOOKUPS or model not in MODEL_DRAFTERS:
+        raise ValueError(
+            f"unknown method {name!r}: a hybrid is LOOKUP+MODEL, with LOOKUP one of {', '.join(LOOKUPS)} and MODEL one "
+            f"of {', '.join(MODEL_DRAFTERS)}."
+        )
+    first, second = METHODS[lookup], METHODS[model]
+    return MethodInfo(
+        name=name,
+        title=f"{first.title} + {second.title.lower()}",
+        help=f"{first.help}; where that promises less, {second.help}",
+        source=f"{first.source}; {second.source}",
+        needs=second.needs,
+        defaults={**first.defaults, "num_assistant_tokens": default("num_assistant_tokens", model)},
+        parts=(lookup, model),
+    )
+
+
 def options_of(method: str) -> list[Option]:
     """The options that apply to a method: those of drafting, with a registered drafter's own, then the others.
+
+    A hybrid has those of both parts, except the lossy ensemble.
 
     Raises:
         ValueError: there is no such method.
     """
     info = method_info(method)
+    if info.parts is not None:
+        return [o for o in OPTIONS if o.name not in NOT_OF_HYBRIDS and (not o.methods or {*info.parts} & {*o.methods})]
     registered = OPTIONS_OF_REGISTERED if info.factory is not None else ()
     common = [o for o in OPTIONS if not o.methods or method in o.methods or o.name in registered]
     drafting = [option for option in common if option.group == "drafting"]

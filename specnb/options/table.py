@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from specnb.options.option import Option
 
-_MODEL_DRAFTERS = ("draft_model", "early_exit", "mtp_layers", "eagle3", "dflash", "gemma4_assistant", "universal")
-_DRAFTERS = (*_MODEL_DRAFTERS, "prompt_lookup", "suffix")
+MODEL_DRAFTERS = ("draft_model", "early_exit", "mtp_layers", "eagle3", "dflash", "gemma4_assistant", "universal")
+"""The methods that draft with a model."""
+LOOKUPS = ("prompt_lookup", "suffix")
+"""The methods that copy."""
+NOT_OF_HYBRIDS = ("assistant_ensemble_weight",)
+"""Options that a hybrid does not have, although its model drafter does: copies have no probabilities to mix."""
+_DRAFTERS = (*MODEL_DRAFTERS, *LOOKUPS)
 
 OPTIONS: tuple[Option, ...] = (
     Option(
@@ -41,7 +46,7 @@ OPTIONS: tuple[Option, ...] = (
         low=0,
         high=1,
         slider=(0, 1),
-        methods=_MODEL_DRAFTERS,
+        methods=MODEL_DRAFTERS,
     ),
     Option(
         name="assistant_ensemble_weight",
@@ -58,7 +63,7 @@ OPTIONS: tuple[Option, ...] = (
         high_open=True,
         slider=(0.05, 0.95),
         suggested=0.5,
-        methods=_MODEL_DRAFTERS,
+        methods=MODEL_DRAFTERS,
     ),
     Option(
         name="assistant_early_exit",
@@ -112,7 +117,7 @@ OPTIONS: tuple[Option, ...] = (
         default="token",
         help="acceptance rule when sampling: token by token, or the whole block at once (never accepts fewer)",
         choices=("token", "block"),
-        methods=(*_MODEL_DRAFTERS, "prompt_lookup"),  # with blocks, a memory would change what is sampled
+        methods=(*MODEL_DRAFTERS, "prompt_lookup"),  # with blocks, a memory would change what is sampled
     ),
     Option(
         name="max_new_tokens",
