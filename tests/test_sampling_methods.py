@@ -47,6 +47,8 @@ def target(name: str) -> PreTrainedModel:
 @cache
 def method(name: str) -> dict[str, Any]:
     how: dict[str, Any] = {"num_assistant_tokens": 3, **STEADY}
+    if name.startswith("suffix"):
+        how |= {"method": "suffix+early_exit"}
     if name.endswith("early exit"):
         return how | {"assistant_early_exit": 1}
     if name == "hybrid draft":
@@ -61,7 +63,7 @@ def method(name: str) -> dict[str, Any]:
 
 SOME = ["early exit", "MTP GLM", "universal"]
 TEETH = [*SOME, "Gemma 4 dense"]
-NAMES = ["early exit", "MTP GLM", "MTP DeepSeek", "universal", *ONE_BY_ONE]
+NAMES = ["early exit", "suffix with early exit", "MTP GLM", "MTP DeepSeek", "universal", *ONE_BY_ONE]
 
 
 @cache
