@@ -13,7 +13,7 @@ import yaml
 
 import specnb
 from specnb import drafters
-from specnb.options import METHODS, OPTIONS
+from specnb.options import METHODS, OPTIONS, REGISTRY
 from specnb.text import prompt_inputs
 from tools import animate_run, docs_hooks, docs_tables
 
@@ -51,13 +51,15 @@ def test_readme_is_short_and_has_the_two_commands() -> None:
     assert f"\n{start}'.[test,gguf]' && python -m pytest -n 2\n" in text
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md", "docs/own-drafter.md"])
 def test_python_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     examples = blocks(page, "python")
     assert examples
     for example in examples:
         exec(compile(example, page, "exec"), {})
+    for drafter in list(REGISTRY.infos):
+        specnb.unregister_drafter(drafter)
 
 
 # ---- pages

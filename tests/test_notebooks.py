@@ -21,7 +21,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
-NAMES = ["01_first_speculation", "02_gemma4_mtp", "03_glm_mtp", "04_all_methods", "05_tuning"]
+NAMES = ["01_first_speculation", "02_gemma4_mtp", "03_glm_mtp", "04_all_methods", "05_tuning", "06_write_a_drafter"]
 PATHS = re.compile(r"/(?:home|root|tmp|Users|work|opt|usr)/|[A-Z]:\\\\|site-packages|0x[0-9a-f]{6,}")
 MODELS = {
     "01_first_speculation": "tiny-llama",
@@ -29,6 +29,7 @@ MODELS = {
     "03_glm_mtp": "tiny-glm4-moe",
     "04_all_methods": "tiny-llama",
     "05_tuning": "tiny-llama",
+    "06_write_a_drafter": "tiny-llama",
 }
 
 

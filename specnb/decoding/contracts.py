@@ -22,6 +22,8 @@ class Unsupported(ValueError):
 class Draft(NamedTuple):
     """The tokens proposed for one row in one step.
 
+    A registered drafter gives `tokens`, and `probs` or `probabilities` if it has them; the rest is of no use there.
+
     Args:
         tokens: the proposed token ids; empty for a step of plain decoding.
         probs: `[k, vocab]`, float, on the target's device: row i is the distribution that token i was *sampled* from.
@@ -29,7 +31,8 @@ class Draft(NamedTuple):
         match_length: number of matched tokens in prompt lookup and suffix decoding, for the schedule; 0 for other
             drafters.
         lookahead_token: the token that would have come next, if the drafter knows it at no cost.
-        probabilities: the probability of each token under the drafter's own distribution, for the trace.
+        probabilities: the probability of each token under the drafter's own distribution, for the trace; a registered
+            drafter's draft ends after one below `assistant_confidence_threshold`.
         tops: log-probabilities and ids `[k, n]` of the n best tokens of the drafter's own logits, for the trace.
         source: the method that drafted, in a hybrid of two.
     """
