@@ -87,6 +87,8 @@ class Reference:
         method, target = arguments.get("method", "plain"), self.target
         if arguments.get("verification", default("verification", method)) != "token":
             raise ValueError("transformers has no block verification")
+        if method == "suffix":
+            raise ValueError("transformers has no suffix decoding")
         draft = {name: arguments[name] for name in _DRAFT if arguments.get(name) is not None}
         if draft.get("num_assistant_tokens_schedule") == "adaptive":
             del draft["num_assistant_tokens_schedule"]
