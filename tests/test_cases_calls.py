@@ -488,6 +488,7 @@ def test_sources_of_all_options_survive_json() -> None:
 METHODS: dict[str, dict[str, Any]] = {
     "draft_model": {"assistant_model": D},
     "prompt_lookup": {"method": "prompt_lookup"},
+    "suffix": {"method": "suffix"},
     "early_exit": {"assistant_early_exit": 2},
 }
 
@@ -503,11 +504,11 @@ def test_generate_and_decoder_have_the_same_defaults(method: str, dtype: torch.d
     decoder = specnb.decoder(seed=1, **how)
     model.generate(X, custom_generate=decoder, **given)
     assert one.options == decoder.result.options and one.method == decoder.result.method == method
-    assert one.options["num_assistant_tokens"] == (10 if method == "prompt_lookup" else 5)
+    assert one.options["num_assistant_tokens"] == (10 if method in ("prompt_lookup", "suffix") else 5)
     assert (
         one.option_sources["num_assistant_tokens"] == one.option_sources["num_assistant_tokens_schedule"] == "default"
     )
-    drawn = sample and method != "prompt_lookup"
+    drawn = sample and method not in ("prompt_lookup", "suffix")
     free = "adaptive" if dtype == torch.float32 else "heuristic"
     assert one.options["num_assistant_tokens_schedule"] == ("constant" if drawn else free)
 

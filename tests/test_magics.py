@@ -21,6 +21,7 @@ from specnb.notebook import load_ipython_extension
 from specnb.notebook.arguments import specgen_parser
 from specnb.notebook.magic_parser import flag, split_line, unescape
 from specnb.notebook.magics import SpecMagics
+from specnb.notebook.session import Session
 from specnb.notebook.stream import NotebookView
 from specnb.options import OPTIONS
 from specnb.text import step_pieces
@@ -417,9 +418,9 @@ def test_MAG_05_loading_again_and_unloading(
     capsys.readouterr()
     for step, on in (("load_ext", 1), ("load_ext", 1), ("reload_ext", 1), ("unload_ext", 0), ("load_ext", 1)):
         ip.run_line_magic(step, "specnb")
-        assert _state(ip) == (6 * on, on, on, on, others), step
+        assert _state(ip) == (7 * on, on, on, on, others), step
     load_ipython_extension(ip)
-    assert _state(ip) == (6, 1, 1, 1, others)
+    assert _state(ip) == (7, 1, 1, 1, others)
     assert "already loaded" in capsys.readouterr().out  # IPython's own note on the second load, nothing of ours
     assert cell("%%specgen\nx") == "" and len(fake.calls) == 1  # and the model is still there
     ip.run_line_magic("unload_ext", "specnb")
@@ -441,6 +442,10 @@ def completions(ip: Any, source: str) -> list[str]:
         ("%%specgen -q --num-assistant-tokens-schedule heu", ["heuristic"]),
         ("%%specgen --model ti", ["tiny"]),
         ("%specload x --as", ["--assistant"]),
+        ("%%specgen --no-mem", ["--no-memory"]),
+        ("%specmemory ", ["save", "load", "clear", "--model"]),
+        ("%specmemory sa", ["save"]),
+        ("%specmemory --mo", ["--model"]),
     ],
 )
 def test_completion(ip: Any, cell: Any, line: str, wanted: list[str]) -> None:
@@ -452,6 +457,61 @@ def test_completion(ip: Any, cell: Any, line: str, wanted: list[str]) -> None:
 def test_no_options_are_offered_in_the_body(ip: Any, cell: Any) -> None:
     for source in ("the prompt --num-as", "%%specgen -q\nthe prompt --num-as", "%%specgen\n--num-as"):
         assert "--num-assistant-tokens" not in completions(ip, source)
+
+
+# ---- the memory
+def test_every_run_feeds_the_memory_and_suffix_drafts_from_it(
+    ip: Any, cell: Any, fake: FakeGenerate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = Session.for_shell(ip)
+    capsys.readouterr()
+    ip.run_line_magic("specmemory", "")
+    assert capsys.readouterr().out == "the session's memory is empty\n"
+    assert cell("%%specgen --method prompt_lookup -q\nthe quick") == ""
+    memory = session.memory(session.pair())
+    assert "memory" not in fake.last and memory.num_requests == 1
+    assert memory.requests()[0] == [1, 2, *session.last.ids]
+    assert cell("%%specgen --method suffix -q\nthe quick") == ""
+    assert fake.last["memory"] is memory
+    for method in ("prompt_lookup", "suffix"):
+        assert cell(f"%%specgen --method {method} --no-memory -q\nthe quick") == ""
+        assert not {"memory", "no_memory"} & fake.last.keys()
+    before = memory.num_requests
+    fake.error, fake.steps_before_error = KeyboardInterrupt(), 1
+    assert "kept in _specgen" in cell("%%specgen --method prompt_lookup -q\nthe quick")
+    assert memory.num_requests == before + 1
+    ip.run_line_magic("specmemory", "")
+    assert "requests, tokenizer" in capsys.readouterr().out
+
+
+def test_specmemory_saves_loads_and_clears(
+    ip: Any, cell: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    session = Session.for_shell(ip)
+    assert cell("%%specgen -q\nthe quick") == ""
+    held = session.memory(session.pair()).requests()
+    ip.run_line_magic("specmemory", f"save {tmp_path / 'kept'}")
+    ip.run_line_magic("specmemory", "clear")
+    assert held and session.memory(session.pair()).requests() == []
+    capsys.readouterr()
+    ip.run_line_magic("specmemory", f"load {tmp_path / 'kept'}")
+    assert session.memory(session.pair()).requests() == held
+    assert capsys.readouterr().out.startswith("Memory(")
+    ip.run_line_magic("specmemory", "-h")
+    assert "never depends on it" in capsys.readouterr().out
+    (tmp_path / "bad").write_text("no memory")
+    for line, words in (
+        ("sav x", ["unknown action 'sav'", "Did you mean 'save'"]),
+        ("save", ["%specmemory save FILE"]),
+        ("clear x", ["without a file"]),
+        (f"load {tmp_path / 'no'}", ["No such file"]),
+        (f"load {tmp_path / 'bad'}", ["not a specnb.Memory"]),
+        ("clear --model other", ["unknown loaded model 'other'"]),
+    ):
+        with pytest.raises(UsageError) as caught:
+            ip.run_line_magic("specmemory", line)
+        assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert session.memory(session.pair()).requests() == held
 
 
 # ---- loading models

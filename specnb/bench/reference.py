@@ -89,6 +89,8 @@ class Reference:
             raise ValueError("transformers does not have this drafter")
         if arguments.get("verification", default("verification", method)) != "token":
             raise ValueError("transformers has no block verification")
+        if method == "suffix":
+            raise ValueError("transformers has no suffix decoding")
         draft = {name: arguments[name] for name in _DRAFT if arguments.get(name) is not None}
         if draft.get("num_assistant_tokens_schedule") == "adaptive":
             del draft["num_assistant_tokens_schedule"]

@@ -15,7 +15,7 @@ from specnb.memory.memory import CONTEXT_TOKENS
 from specnb.memory.suffix_index import Match, SuffixIndex
 
 _MOST_MATCHES = 16
-_SHORTEST = {"text": 1, "memory": 2}  # a single token says too little in other texts
+_SHORTEST = {"text": 1, "prediction": 1, "memory": 2}  # a single token says too little in other texts
 _FIRST_LENGTH = 3
 _MIN_COPY = 2  # shorter copies are not resumed
 _RATE_WEIGHT, _RATE_DECAY, _MAX_RATE = 8.0, 0.97, 0.995
@@ -23,9 +23,10 @@ _RATE_WEIGHT, _RATE_DECAY, _MAX_RATE = 8.0, 0.97, 0.995
 _CLASSES = (0, 1, 2, 3, 4, 4, 5, 5, 5, 6, 6, 6, 6, 6, 6, 6, 7)
 """The class of a match length; lengths in one class share their record."""
 _NUM_CLASSES, _LONGEST = _CLASSES[-1] + 1, len(_CLASSES) - 1
-SOURCES = ("text", "memory")
+SOURCES = ("text", "prediction", "memory")
 _PRIOR = {
     "text": (0.15, 0.25, 0.6, 0.75, 0.85, 0.9, 0.96, 0.985),
+    "prediction": (0.15, 0.25, 0.6, 0.75, 0.85, 0.9, 0.96, 0.985),
     "memory": (0.15, 0.1, 0.4, 0.55, 0.75, 0.85, 0.95, 0.985),
 }
 """How often a copied token is accepted, by the class of its match length, before anything is known."""
@@ -109,7 +110,7 @@ class SuffixRow:
     """One row: its text, what was proposed last, and what came of it."""
 
     def __init__(self) -> None:
-        self.text = SuffixIndex()
+        self.text, self.prediction = SuffixIndex(), SuffixIndex()
         self.record = AcceptanceRecord()
         self.paths: list[Path] = []  # proposed by each source in the last step, the drafted one first
         self.proposed_at = 0
@@ -198,7 +199,7 @@ class Suffix:
 
     All earlier occurrences of the last 1 to `depth` tokens vote for the next token, the longer ones with more weight,
     and those that agree vote for the one after it. Occurrences near the place where the last copy broke off have more
-    weight, so that a copy that went astray finds its way back. Each source, the text with the prediction and the
+    weight, so that a copy that went astray finds its way back. Each source, the text, the prediction and the
     memory, proposes a path. The probability of its tokens is the product of vote shares and of the acceptance rates
     that tokens with such a match had in this row. The path with the highest sum of probabilities, that is of expected
     accepted tokens, is drafted. Proposals count in the record whether they are drafted or not, so that a memory of
@@ -236,8 +237,8 @@ class Suffix:
         if state is None:
             state = self._rows[row.index] = SuffixRow()
             if self.prediction:
-                state.text.extend([*row.ids[-CONTEXT_TOKENS:], *self.prediction])
-                state.text.begin()
+                state.prediction.extend([*row.ids[-CONTEXT_TOKENS:], *self.prediction])
+                state.prediction.begin()
         return state
 
     def _propose(self, row: Row, max_draft_tokens: int) -> Draft:
@@ -249,6 +250,8 @@ class Suffix:
             return Draft([])
         best, highest, acceptance = None, 0.0, []
         sources: list[tuple[str, Source]] = [("text", state.text)]
+        if self.prediction:
+            sources.append(("prediction", state.prediction))
         if self.memory is not None:
             sources.append(("memory", self.memory))
         for source, where in sources:

@@ -189,7 +189,7 @@ def specmemory_parser() -> Parser:
     """The parser of `%specmemory`."""
     parser = Parser("%specmemory", _SPECMEMORY)
     parser.words = tuple(MEMORY_ACTIONS)
-    parser.add_argument("action", nargs="?", type=_memory_action, metavar="ACTION", help="save, load or clear")
+    parser.add_argument("action", nargs="?", metavar="ACTION", help="save, load or clear")
     parser.add_argument("file", nargs="?", metavar="FILE", help="for save and load")
     parser.add_argument("--model", metavar="NAME", help="a loaded model other than the current one")
     return parser
@@ -197,12 +197,6 @@ def specmemory_parser() -> Parser:
 
 MEMORY_ACTIONS = {"save": True, "load": True, "clear": False}
 """What `%specmemory` can do, and whether it needs a file."""
-
-
-def _memory_action(text: str) -> str:
-    if text not in MEMORY_ACTIONS:
-        raise argparse.ArgumentTypeError(unknown("action", text, MEMORY_ACTIONS))
-    return text
 
 
 def _value(option: Option) -> Callable[[str], Any]:

@@ -28,7 +28,14 @@ from specnb.notebook.cell_text import exact_body, expand
 from specnb.notebook.magic_parser import complete
 from specnb.notebook.session import LAST, LAST_BENCH, Session
 from specnb.notebook.stream import View, view_for
-from specnb.options import MAGIC_MAX_NEW_TOKENS, METHOD_WITHOUT_DRAFT_MODEL, hybrid_names, method_info, method_names
+from specnb.options import (
+    MAGIC_MAX_NEW_TOKENS,
+    METHOD_WITHOUT_DRAFT_MODEL,
+    hybrid_names,
+    method_info,
+    method_names,
+    unknown,
+)
 from specnb.text import prompt_inputs
 
 
@@ -219,6 +226,8 @@ class SpecMagics(Magics):
             print(parser.format_help())
             return
         action, file = options.get("action"), options.get("file", "")
+        if action is not None and action not in MEMORY_ACTIONS:
+            raise UsageError("%specmemory: " + unknown("action", action, MEMORY_ACTIONS))
         if action is not None and MEMORY_ACTIONS[action] != bool(file):
             raise UsageError(f"write %specmemory {action}{' FILE' if MEMORY_ACTIONS[action] else ', without a file'}.")
         with _usage_errors():

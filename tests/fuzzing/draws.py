@@ -99,8 +99,9 @@ def _prompts(r: random.Random, made: Draw) -> Draw:
 
 
 def _method(r: random.Random, made: Draw) -> Draw:
-    methods = ["plain", "draft_model", "prompt_lookup", "early_exit", "mtp_layers", "gemma4_assistant", "universal"]
-    method = r.choices(methods, [20, 28, 28, 14, 3, 3, 4])[0]
+    chances = {"plain": 20, "draft_model": 28, "prompt_lookup": 20, "suffix": 8, "early_exit": 14}
+    chances |= {"mtp_layers": 3, "gemma4_assistant": 3, "universal": 4}
+    method = r.choices(list(chances), list(chances.values()))[0]
     drafting: dict[str, Any] = {}
     if method != "plain":
         drafting |= _some(
@@ -110,6 +111,13 @@ def _method(r: random.Random, made: Draw) -> Draw:
         )
     if method == "prompt_lookup":
         drafting |= _some(r, max_matching_ngram_size=(0.3, lambda: r.randint(1, 4)))
+    elif method == "suffix":
+        drafting |= _some(
+            r,
+            suffix_decoding_max_tree_depth=(0.3, lambda: r.randint(1, 20)),
+            suffix_decoding_max_spec_factor=(0.3, lambda: r.choice([0.5, 1.0, 8.0])),
+            suffix_decoding_min_token_prob=(0.5, lambda: r.choice([0.0, 0.0, 0.5])),
+        )
     elif method != "plain":
         drafting |= _some(r, assistant_confidence_threshold=(0.6, lambda: r.choice([0.0, 0.0, 0.2, 0.9])))
     if method == "early_exit":
@@ -202,7 +210,7 @@ def _sampling(r: random.Random, made: Draw) -> Draw:
             eta_cutoff=(0.05, lambda: 0.01),
         )
     drafting = dict(made.drafting)
-    if made.method != "plain" and r.random() < 0.25:
+    if made.method not in ("plain", "suffix") and r.random() < 0.25:
         drafting["verification"] = "block"
     options = {name: value for name, value in made.options.items() if name not in ("temperature", "top_k")}
     return replace(made, seed=r.randint(0, 99), sampling=sampling, drafting=drafting, options=options)

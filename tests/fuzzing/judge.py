@@ -302,10 +302,10 @@ def _held(given: dict[str, Any] | None) -> int:
 def _sampled(draw: Draw, space: dict[str, Any], got: Side) -> Outcome:
     """The same seed gives the same text, prompt lookup gives plain decoding's, the distribution is the target's."""
     by_clock = draw.drafting.get("num_assistant_tokens_schedule") == "adaptive"  # the text may depend on timings
-    copies = draw.method in ("plain", "prompt_lookup") and draw.drafting.get("verification") != "block"
+    copies = draw.method in ("plain", "prompt_lookup", "suffix") and draw.drafting.get("verification") != "block"
     if (not by_clock or copies) and call(space, "ours").tokens != got.tokens:
         return Outcome("seed", "not repeatable")
-    if draw.method == "prompt_lookup" and draw.drafting.get("verification") != "block":
+    if draw.method in ("prompt_lookup", "suffix") and draw.drafting.get("verification") != "block":
         plain = call(load(replace(draw, method="plain", drafting={})), "ours")
         if plain.error is None and plain.tokens != got.tokens:
             if draw.dtype in ("float32", "float64"):

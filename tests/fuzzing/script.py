@@ -192,7 +192,7 @@ def _how(draw: Draw) -> str:
             'assistant_model=specnb.load("tiny-llama-other").target, tokenizer=specnb.load("tiny-llama").tokenizer, '
             'assistant_tokenizer=specnb.load("tiny-llama-other").tokenizer'
         )
-    elif draw.method in ("plain", "prompt_lookup"):
+    elif draw.method in ("plain", "prompt_lookup", "suffix"):
         given.append(f'method="{draw.method}"')
     given += [f"{name}={value!r}" for name, value in draw.drafting.items()]
     if draw.stop:
