@@ -148,8 +148,7 @@ class CustomGenerate:
             prepared = prepare_inputs(model, input_ids, model_kwargs, extras, prompts, pads)
             unsupported.check_length(model, rows)
             drafters.check_method(selected.name, model)
-            if user_cache:
-                unsupported.check_takes_cache(model)
+            unsupported.check_takes_cache(model, past, user_cache)
             check_blocks(model, rows, prepared, selected.name != "plain")
             context = drafters.MethodContext(
                 model=model,

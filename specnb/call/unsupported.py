@@ -264,11 +264,11 @@ def check_streamer(streamer: Any, rows: Sequence[Row]) -> None:
         )
 
 
-def check_takes_cache(model: PreTrainedModel) -> None:
-    """Raise ValueError if a model cannot be given a cache."""
-    if compat.cache_keyword(parameters := forward_parameters(type(model))) not in parameters:
+def check_takes_cache(model: PreTrainedModel, past: Cache | None, given: bool) -> None:
+    """Raise ValueError for a cache that the call gives to a model that cannot be given one."""
+    if given and compat.cache_keyword(parameters := forward_parameters(type(model))) not in parameters:
         raise ValueError(f"the given cache cannot be filled: {type(model).__name__} takes none; leave it out.")
-    if is_minimax(model):
+    if past is not None and is_minimax(model):  # generate() makes none for it
         raise ValueError(
             f"the given cache cannot be filled: {type(model).__name__} makes one of its own kind, which does not say "
             "how much it holds; leave it out."

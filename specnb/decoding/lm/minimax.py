@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb import compat
+from specnb.decoding.lm.model_inputs import forward_parameters
 
 
 def is_minimax(model: PreTrainedModel) -> bool:
@@ -21,10 +22,12 @@ def is_minimax(model: PreTrainedModel) -> bool:
 def takes_masks(model: PreTrainedModel) -> bool:
     """Whether a MiniMax can be given its masks: its attention reads them, and nothing else does (a loss would).
 
-    Its code loses a sliding window, too, token by token. Released models have none.
+    Its code loses a sliding window, too, token by token. Released models have none. Before transformers 5.24, its
+    attention does not take these masks.
     """
     config = model.config
     usual = getattr(config, "sliding_window", None) is None and not getattr(config, "output_router_logits", False)
+    usual &= compat.cache_keyword(forward_parameters(type(model))) == compat.CACHE_NAMES[0]
     return usual and compat.attention_implementation(config) in ("sdpa", "eager")
 
 
