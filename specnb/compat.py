@@ -257,10 +257,10 @@ def _undecorated(function: Any) -> Any:
 
 def _is_own(function: Any) -> bool:
     """Whether a function with a `chunk_size` is transformers' own and runs as it is, without a kernel library."""
-    own = getattr(function, "__wrapped__", None)
-    if _cells(function).get("implementation") is not own or not callable(own):
+    own = _cells(function).get("implementation")
+    if own is None or "chunk_size" not in inspect.signature(own).parameters:
         return False
-    return "chunk_size" in inspect.signature(own).parameters
+    return own is getattr(function, "__wrapped__", None)
 
 
 def _cells(function: Any) -> dict[str, Any]:
@@ -300,6 +300,11 @@ def decoder_parts(model_type: str) -> DecoderParts | None:
     names = ("Attention", "MLP", "RMSNorm", "RotaryEmbedding", "DecoderLayer")
     found = [_get(home, prefix + name, f"there are no EAGLE-3 drafters with {model_type} layers") for name in names]
     return None if None in found else DecoderParts(*found)
+
+
+def was_loaded(model: PreTrainedModel) -> bool:
+    """Whether `from_pretrained()` loaded the model's weights; a config alone also says where it comes from."""
+    return hasattr(model, "_weight_conversions")
 
 
 _UNEXPECTED = "_keys_to_ignore_on_load_unexpected"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from inspect import signature
 from typing import Any
@@ -527,3 +528,21 @@ def test_both_names_of_the_heuristic_start_afresh(name: str) -> None:
         assert [len(step.drafted) for step in result.steps][:4] == [0, 2, 4, 6]
         assert result.options["num_assistant_tokens_schedule"] == name
         assert list(result.ids) == FREE
+
+
+def test_use_mtp_is_a_switch() -> None:
+    for wrong in ("yes", 1, 0):
+        with no_forward(T), pytest.raises(ValueError, match=rf"use_mtp={wrong!r} is not valid.*True, False or None"):
+            spec(T, X, max_new_tokens=4, use_mtp=wrong)
+    config = GenerationConfig(max_new_tokens=4)
+    config.use_mtp = "yes"
+    with no_forward(T), pytest.raises(ValueError, match="in the call's generation config: use_mtp='yes' is not valid"):
+        spec(T, X, generation_config=config)
+    assert list(spec(T, X, max_new_tokens=4, use_mtp=False).ids) == plain(T, X, max_new_tokens=4)
+
+
+def test_a_cache_under_its_older_name_warns_of_nothing_inside_specnb() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = spec(T, X, max_new_tokens=4, past_key_values=DynamicCache(config=T.config), **LOOKUP)
+    assert list(result.ids) == plain(T, X, max_new_tokens=4)

@@ -354,6 +354,15 @@ def test_MTP_01_a_model_that_was_never_loaded() -> None:
         spec(model, X, max_new_tokens=4, use_mtp=True)
 
 
+def test_MTP_01_a_config_that_was_loaded_lends_no_layers_to_other_weights(tmp_path: Path) -> None:
+    loaded = load(write_mtp(tmp_path / "checkpoint", "glm4_moe", 2, 1))
+    model = type(loaded)(loaded.config).eval()  # random weights; the config says where it came from
+    assert model.config.name_or_path
+    with no_forward(model), pytest.raises(ValueError, match=r"weights were not loaded from there.*from_pretrained"):
+        spec(model, X, max_new_tokens=4, use_mtp=True)
+    assert list(spec(loaded, X, max_new_tokens=4, use_mtp=True).ids) == plain(loaded, X, max_new_tokens=4)
+
+
 # ---------------------------------------------------------------- MTP-05
 def test_MTP_05_read_once_and_kept_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three calls read the file once; afterwards the folder may be renamed or gone."""

@@ -20,10 +20,12 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 import specnb
+from specnb import compat
 from specnb.decoding.contracts import Row
 from specnb.decoding.distributions import Processors
 from specnb.decoding.lm.create import create_lm
 from specnb.decoding.lm.model_inputs import CacheSize, PreparedInputs
+from specnb.decoding.lm.stepped import UnpaddedMixer, view_mixers
 from specnb.decoding.schedules import Constant
 from specnb.drafters.early_exit import EarlyExitTarget, early_exit
 
@@ -180,18 +182,132 @@ def test_the_copies_are_reported() -> None:
     assert result.runtime["target"]["state_snapshot_bytes"] == 0
 
 
-@NEW
-@pytest.mark.parametrize("kinds", [["linear_attention", "full_attention"], ["full_attention", "linear_attention"]])
-def test_minimax_is_refused_by_name(kinds: list[str]) -> None:
-    """Where linear attention comes first, its code masks a block of tokens wrongly behind a filled cache."""
-    model = tiny._build(
-        "MiniMaxForCausalLM", 1, **tiny._shape(64), head_dim=8, num_local_experts=4, layer_types=kinds * 2
+L, F = "linear_attention", "full_attention"
+
+
+def minimax(kinds: list[str], **more: Any) -> PreTrainedModel:
+    return tiny._build(
+        "MiniMaxForCausalLM", 1, **tiny._shape(64), head_dim=8, num_local_experts=4, layer_types=kinds, **more
     )
-    ids = tiny.ids(2, 12)
+
+
+@NEW
+@pytest.mark.parametrize("kinds", [[L, F, L, F], [F, L, F, L], [L, L, L, F]])
+def test_minimax_is_given_its_masks(kinds: list[str]) -> None:
+    """Where linear attention comes first, its own code masks a block of tokens wrongly behind a filled cache."""
+    model, rng = minimax(kinds, block_size=8), random.Random(str(kinds))
+    ids = prompt(rng, 20) % 60 + 3
+    expected = plain(model, ids, max_new_tokens=24)
+    for how in (
+        {"prompt_lookup_num_tokens": 3},
+        {"assistant_model": noisy(model, 0.02), "num_assistant_tokens": 4, **STEADY},
+        {"assistant_early_exit": 2, "num_assistant_tokens": 3, **STEADY},
+    ):
+        result = spec(model, ids, max_new_tokens=24, **how)
+        assert list(result.ids) == expected and result.num_draft_tokens > result.num_accepted_draft_tokens
+    row = row_of(ids[0].tolist())
+    lm = create_lm(model, [row], CacheSize(200))
+    for _ in range(6):
+        drafted = rng.choices(range(3, 60), k=rng.randint(0, 5))
+        found = lm.logits([row], [drafted], [len(drafted) + 1])[0]
+        whole = model(torch.tensor([row.ids + drafted]), use_cache=False).logits[0, -len(drafted) - 1 :]
+        assert (found - whole).abs().max() < 1e-4 * whole.abs().max()
+        row.ids += drafted[: rng.randint(0, len(drafted))] + rng.choices(range(3, 60), k=1)
+
+
+@pytest.mark.parametrize("more", [{"sliding_window": 8}, {"output_router_logits": True}])
+def test_a_minimax_that_cannot_be_given_masks_is_refused_by_name(more: dict[str, Any]) -> None:
+    model, ids = minimax([L, F, L, F], **more), tiny.ids(2, 12)
     assert list(spec(model, ids, max_new_tokens=8, method="plain").ids) == plain(model, ids, max_new_tokens=8)
-    for how in ({"prompt_lookup_num_tokens": 3}, {"assistant_model": model}, {"assistant_early_exit": 1}):
-        with no_forward(model), pytest.raises(ValueError, match=r"MiniMaxForCausalLM.*running state.*plain"):
-            spec(model, ids, max_new_tokens=8, **how)
+    with no_forward(model), pytest.raises(ValueError, match=r"MiniMaxForCausalLM.*running state.*plain"):
+        spec(model, ids, max_new_tokens=8, prompt_lookup_num_tokens=3)
+
+
+def test_minimax_takes_no_cache() -> None:
+    model = minimax([L, F, L, F])
+    cache = DynamicCache(config=tiny.llama().config)
+    with no_forward(model), pytest.raises(ValueError, match="MiniMaxForCausalLM makes one of its own kind"):
+        spec(model, tiny.ids(2, 12), max_new_tokens=8, method="plain", **{cache_name(model): cache})
+
+
+CHUNKS = [
+    *("qwen3_5_text", "qwen3_next", "olmo_hybrid", "kimi_linear", "bailing_hybrid"),
+    *("mamba2", "falcon_h1", "bamba", "zamba2", "nemotron_h", "granitemoehybrid"),
+]
+
+
+def one_by_one_and_as_block(model: PreTrainedModel, view: PreTrainedModel, width: int) -> list[tuple[Tensor, Any]]:
+    """Logits `[width, vocab]` and caches: of `model` token by token, of `view` in one pass, both from a state."""
+    name, found = cache_name(model), []
+    ids = prompt(random.Random(width), 9 + width)
+    at = torch.arange(9 + width)[None]
+    for run, parts in ((model, [9, *[1] * width]), (view, [9, width])):
+        cache, logits, start = DynamicCache(config=model.config), [], 0
+        for n in parts:
+            part = slice(start, start + n)
+            given = {name: cache, "use_cache": True} | ({"position_ids": at[:, part]} if name == "cache" else {})
+            logits.append(run(ids[:, part], **given).logits[0])
+            start += n
+        found.append((torch.cat(logits[1:]), cache))
+    return found
+
+
+@NEW
+@pytest.mark.parametrize("family", CHUNKS)
+@torch.no_grad()
+def test_a_short_block_in_a_chunk_of_its_own_gives_what_single_tokens_give(family: str) -> None:
+    model = model_of(family)
+    forwards = {name: type(module).forward for name, module in model.named_modules()}
+    view = view_mixers(model)
+    mixers = [module for module in view.modules() if isinstance(module, UnpaddedMixer)]
+    assert mixers and view is not model
+    for width in (2, 5):
+        (one, states), unpadded = one_by_one_and_as_block(model, view, width)
+        padded_block = one_by_one_and_as_block(model, model, width)[1]
+        # in two families even transformers' own block is off by more than 1e-5
+        same = [(padded_block, unpadded)] + ([] if family in ("zamba2", "nemotron_h") else [((one, states), unpadded)])
+        for (expected, theirs), (found, ours) in same:
+            assert (expected - found).abs().max() < 1e-5 * expected.abs().max()
+            for a, b in zip(theirs.layers, ours.layers, strict=True):
+                for i, state in getattr(a, "recurrent_states", {}).items():
+                    assert state is None or (state - b.recurrent_states[i]).abs().max() < 1e-5 * state.abs().max()
+    assert forwards == {name: type(module).forward for name, module in model.named_modules()}
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "olmo_hybrid", "qwen3_5_text"])
+@torch.no_grad()
+def test_the_chunk_has_the_length_of_the_pass(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a pass from a state; a prompt is run as in plain decoding. With a kernel library, nothing is changed."""
+    model, sizes = model_of(family), []
+    module = inspect.getmodule(type(model))
+    own = inspect.unwrap(module.torch_chunk_gated_delta_rule)
+
+    def spy(query: Any, key: Any, value: Any, g: Any, beta: Any, chunk_size: int = 64, **kwargs: Any) -> Any:
+        sizes.append(chunk_size)
+        return own(query, key, value, g, beta, chunk_size=chunk_size, **kwargs)
+
+    def decorated(spy: Any, implementation: Any) -> Any:
+        @functools.wraps(spy)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return implementation(*args, **kwargs)
+
+        return wrapped
+
+    monkeypatch.setattr(module, "torch_chunk_gated_delta_rule", decorated(spy, spy))
+    one_by_one_and_as_block(model, view_mixers(model), 5)
+    assert set(sizes) == {64, 5}
+    for kernel in (decorated(spy, lambda *args, **kwargs: spy(*args, **kwargs)), spy, object()):
+        monkeypatch.setattr(module, "torch_chunk_gated_delta_rule", kernel)
+        assert not any(isinstance(module, UnpaddedMixer) for module in view_mixers(model).modules())
+
+
+def test_without_the_names_in_transformers_the_text_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = tiny.hybrid(), tiny.ids(0, 20)
+    monkeypatch.setattr(compat, "_CHUNKED", ())
+    assert view_mixers(model) is model
+    result = spec(model, ids, max_new_tokens=20, assistant_model=tiny.llama(), num_assistant_tokens=3, **STEADY)
+    assert list(result.ids) == plain(model, ids, max_new_tokens=20)
 
 
 @NEW

@@ -13,7 +13,15 @@ from transformers.generation.streamers import BaseStreamer
 from specnb import compat, drafters
 from specnb.call import peft_adapters, unsupported
 from specnb.call.custom_generate import CustomGenerate
-from specnb.call.inputs import check_arguments, check_prompt, encode, prepare_options, unwrap_model, value_in_effect
+from specnb.call.inputs import (
+    check_arguments,
+    check_prompt,
+    encode,
+    prepare_options,
+    unwrap_model,
+    value_in_effect,
+    with_cache_name,
+)
 from specnb.call.memory_arguments import MemoryArguments, Prediction
 from specnb.call.method_selection import (
     check_values,
@@ -184,7 +192,7 @@ def _generate(
     custom_generate.call_options = {**({} if config is None else vars(config)), **passed}
     if custom_generate.call_options.get("temperature") == 0:
         custom_generate.call_options["do_sample"] = False
-    passed = prepare_options(passed, model)
+    passed = with_cache_name(prepare_options(passed, model))
     passed.pop("stop_strings", None)
     if strings is not None:  # transformers cannot build the criterion for a callable
         passed["stop_strings"] = None

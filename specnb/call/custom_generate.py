@@ -151,6 +151,7 @@ class CustomGenerate:
             prepared = prepare_inputs(model, input_ids, model_kwargs, extras, prompts, pads)
             unsupported.check_length(model, rows)
             drafters.check_method(selected.name, model)
+            unsupported.check_takes_cache(model, past, user_cache)
             check_blocks(model, rows, prepared, selected.name != "plain")
             context = drafters.MethodContext(
                 model=model,

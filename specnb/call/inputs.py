@@ -134,6 +134,14 @@ def _check_ids(name: str, given: Any) -> None:
         )
 
 
+def with_cache_name(passed: dict[str, Any]) -> dict[str, Any]:
+    """The call's options with a cache under its name in this transformers, which warns about the older one."""
+    new, old = compat.cache_field(), "past_key_values"
+    if new == old or old not in passed or new in passed:
+        return passed
+    return {new if name == old else name: value for name, value in passed.items()}
+
+
 def value_in_effect(name: str, passed: Mapping[str, Any], model: PreTrainedModel) -> Any:
     """An option's value in a call: the call's own (also None), else its generation config's, else the model's."""
     if name in passed:

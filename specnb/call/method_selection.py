@@ -116,6 +116,9 @@ def select_method(
     Raises:
         ValueError: the call selects two methods, lacks what its method needs, or has an option that it does not use.
     """
+    for where, values in (("", given), *((f"in {where}: ", values) for _, where, values in configs)):
+        if not isinstance(use_mtp := values.get("use_mtp"), bool | None):
+            raise ValueError(f"{where}use_mtp={use_mtp!r} is not valid: it must be True, False or None.")
     requested = {option: name for option, name in ASKED_BY.items() if is_requested(given.get(option))}
     wanted = [*requested.values(), *([assistant] if assistant else [])]
     name = method_name(method) or next(iter(wanted), None) or _method_from_configs(configs)

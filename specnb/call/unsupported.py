@@ -17,6 +17,7 @@ from specnb.call.method_selection import SPECULATION_TYPE, TRANSFORMERS_DEFAULTS
 from specnb.decoding.lm.base import LM, has_learned_positions, max_positions
 from specnb.decoding.lm.cached_lm import CachedLM
 from specnb.decoding.lm.kv_cache import standard_cache_layers
+from specnb.decoding.lm.minimax import is_minimax
 from specnb.decoding.lm.model_inputs import forward_parameters
 from specnb.decoding.lm.prepared_lm import cached_length
 from specnb.decoding.lm.snapshots import has_states
@@ -269,12 +270,21 @@ def check_streamer(streamer: Any, rows: Sequence[Row]) -> None:
         )
 
 
+def check_takes_cache(model: PreTrainedModel, past: Cache | None, given: bool) -> None:
+    """Raise ValueError for a cache that the call gives to a model that cannot be given one."""
+    if given and compat.cache_keyword(parameters := forward_parameters(type(model))) not in parameters:
+        raise ValueError(f"the given cache cannot be filled: {type(model).__name__} takes none; leave it out.")
+    if past is not None and is_minimax(model):  # generate() makes none for it
+        raise ValueError(
+            f"the given cache cannot be filled: {type(model).__name__} makes one of its own kind, which does not say "
+            "how much it holds; leave it out."
+        )
+
+
 def check_user_cache(
     model: PreTrainedModel, config: GenerationConfig, past: Cache, target: LM, rows: Sequence[Row]
 ) -> None:
     """Raise ValueError if the cache that the call gives cannot be filled."""
-    if compat.cache_keyword(parameters := forward_parameters(type(model))) not in parameters:
-        raise ValueError(f"the given cache cannot be filled: {type(model).__name__} takes none; leave it out.")
     states = [has_states(layer) for layer in standard_cache_layers(model.config)]
     if any(states) and [has_states(layer) for layer in past.layers] != states:
         raise ValueError(

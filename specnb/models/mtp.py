@@ -107,6 +107,11 @@ def _load(model: PreTrainedModel) -> MtpModel:
             f"{name} was not loaded from a checkpoint, so there is nowhere to read its MTP tensors ({expected}) from. "
             "Load it with from_pretrained()."
         )
+    if not compat.was_loaded(model):
+        raise ValueError(
+            f"{name} was built from the config of {where}, but its weights were not loaded from there, so the MTP "
+            "layers stored there are not this model's. Load it with from_pretrained()."
+        )
     _check_loadable(model)
     seen = _with_mtp_config(model)
     try:

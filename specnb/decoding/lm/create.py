@@ -12,6 +12,7 @@ from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.lm.base import LM, LMOptions
 from specnb.decoding.lm.cached_lm import CachedLM, custom_masks_reason
 from specnb.decoding.lm.kv_cache import standard_cache_layers, unsupported_cache_layers
+from specnb.decoding.lm.minimax import is_minimax, takes_masks
 from specnb.decoding.lm.model_inputs import (
     PER_TOKEN,
     CacheSize,
@@ -147,6 +148,8 @@ def has_running_states(model: PreTrainedModel) -> bool:
     parameters = forward_parameters(type(model))
     if compat.is_stateful(model) and "state" in parameters:  # RWKV's, see StateList
         return True
+    if is_minimax(model):
+        return takes_masks(model)
     if has_custom_cache(model) or compat.cache_keyword(parameters) not in parameters:
         return False
     layers = standard_cache_layers(model.config)

@@ -21,6 +21,7 @@ from transformers.utils import ModelOutput
 from specnb import compat
 from specnb.decoding.contracts import Row, Unsupported
 from specnb.decoding.lm.base import LM, LMOptions, model_device
+from specnb.decoding.lm.minimax import is_minimax, masks
 from specnb.decoding.lm.model_inputs import forward_parameters
 from specnb.decoding.lm.snapshots import Snapshots, StateList, has_states, is_replaced, is_restored
 
@@ -96,6 +97,8 @@ class PreparedLM(LM):
             )
             if "logits_to_keep" in inputs:
                 inputs["logits_to_keep"] = max(num_logits, 1)
+            if start and len(new) > 1 and is_minimax(self._original_model):
+                inputs["attention_mask"] = masks(self._original_model, start, len(new))
             out = self.model(**inputs, return_dict=True)
         self._store_outputs(out)
         after = _layer_lengths(self._cache)

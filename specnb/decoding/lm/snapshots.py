@@ -13,8 +13,11 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import LinearAttentionLayer
 
-_REPLACED = ("DeepseekV4CSACache", "DeepseekV4HCACache")
-"""Classes of cache layers whose tensors are replaced by each pass and never written into: the old ones need no copy."""
+_REPLACED = ("DeepseekV4CSACache", "DeepseekV4HCACache", "MiniMaxCache")
+"""Classes of cache layers whose tensors are replaced by each pass and never written into: the old ones need no copy.
+
+MiniMax's is that of a whole cache, which keeps states beside its layers.
+"""
 
 MAX_REPLAY = 16
 """The most accepted tokens that a pass feeds again together with a new draft; more are fed in a pass of their own."""
@@ -69,7 +72,7 @@ class Snapshots:
     def of_cache(cls, cache: Any, length: int) -> Snapshots | None:
         """The snapshots of a transformers cache that has seen `length` tokens; None if it has no running states."""
         layers = getattr(cache, "layers", ())
-        replaced = [layer for layer in layers if is_replaced(layer)]
+        replaced = [layer for layer in (*layers, cache) if is_replaced(layer)]
         states = [cache] if isinstance(cache, StateList) else [layer for layer in layers if has_states(layer)]
         return cls(states, length, replaced) if states or replaced else None
 
