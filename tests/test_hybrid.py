@@ -15,7 +15,9 @@ import specnb
 from specnb.decoding.schedules import Adaptive, Constant
 from specnb.drafters.hybrid import HybridSchedule
 from specnb.options import MODEL_DRAFTERS, drafting_options, hybrid_names, method_info
-from specnb.trace import GenerationResult, Step
+from specnb.trace import GenerationResult, RowResult, Step
+from specnb.views.html import result_view
+from specnb.views.text import marked_text
 
 T = tiny.llama()
 DRAFT = tiny.noisy(T, 0.02)
@@ -90,6 +92,25 @@ def test_sampled_text_does_not_depend_on_the_memory_or_the_clock() -> None:
         again = specnb.generate(T, X, do_sample=True, seed=3, memory=memory, prediction=list(first.ids), **given)
         assert again.ids == first.ids
     assert first.options["num_assistant_tokens_schedule"] == "constant" and len(memory)
+
+
+def test_views_show_what_was_copied() -> None:
+    steps = (
+        Step(2, (5, 6), 2, (5, 6, 7), source="suffix"),
+        Step(5, (8,), 1, (8, 9), source="draft_model"),
+        Step(7, (3,), 0, (4,), source="suffix"),
+    )
+    row = RowResult((1, 2), (5, 6, 7, 8, 9, 4), steps, "length", tuple("abcdef"), ((), (), ("x",)))
+    result = GenerationResult("suffix+draft_model", [row], {}, None, 1.0, False, 3)
+    html = result_view(result)
+    assert "<ins class=c>a<i></i>b</ins>" in html and "<ins>d</ins>" in html and "<ins class=c>copied</ins>" in html
+    text = marked_text(result)
+    assert text.startswith("⟪ab⟫«c»⟦d⟧«e»‹f›") and "⟪copied⟫" in text
+    assert "accepted 3 of 4 drafted (75.0%; draft_model 1 of 1; suffix 2 of 3)" in text
+    alone = GenerationResult(
+        "suffix", [RowResult((1,), (5, 6), (Step(1, (5,), 1, (5, 6)),), "length", ("a", "b"))], {}, None, 1.0, False, 1
+    )
+    assert "copied" not in result_view(alone) and "class=c>" not in result_view(alone)
 
 
 # ---------------------------------------------------------------- the rule

@@ -36,7 +36,7 @@ from specnb.options.methods import (
 )
 from specnb.options.option import Option, unknown
 from specnb.options.registered import REGISTRY
-from specnb.options.table import BY_NAME, MODEL_DRAFTERS, OPTIONS, OPTIONS_OF_REGISTERED
+from specnb.options.table import BY_NAME, LOOKUPS, MODEL_DRAFTERS, OPTIONS, OPTIONS_OF_REGISTERED
 
 __all__ = [
     "ASKED_BY",
@@ -44,6 +44,7 @@ __all__ = [
     "BY_NAME",
     "COMPARE_MAX_NEW_TOKENS",
     "DEMO_MAX_NEW_TOKENS",
+    "LOOKUPS",
     "MAGIC_MAX_NEW_TOKENS",
     "METHODS",
     "METHOD_PREFERENCE",

@@ -1,8 +1,9 @@
 """Results as static HTML without script, ids or times, so that the same result always gives the same string.
 
-Tags and underlines show the origin of a token, not colour alone: `<ins>` accepted (underlined), `<mark>` corrected
-(wavy underline), `<b>` bonus (bold, double underline), no tag for plain decoding, `<del>` rejected drafts (struck
-through). The tags still show the difference where a page drops the style sheet, as in untrusted notebooks.
+Tags and underlines show the origin of a token, not colour alone: `<ins>` accepted (underlined; dotted if a hybrid
+copied it), `<mark>` corrected (wavy underline), `<b>` bonus (bold, double underline), no tag for plain decoding,
+`<del>` rejected drafts (struck through). The tags still show the difference where a page drops the style sheet, as in
+untrusted notebooks.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from specnb.trace import ORIGINS, GenerationResult, RowResult, Step
-from specnb.views.text import row_steps, stats_text, visible
+from specnb.trace import GenerationResult, RowResult, Step
+from specnb.views.text import SHOWN, row_steps, shown_origins, stats_text, visible
 
 if TYPE_CHECKING:
     from specnb.views.table import Table
 
-TAGS = {"accepted": "ins", "corrected": "mark", "bonus": "b", "plain": ""}
+TAGS = {"accepted": "ins", "copied": "ins", "corrected": "mark", "bonus": "b", "plain": ""}
 STYLE = (
     "<style>"
     ".specnb{line-height:1.6}"
     ".specnb pre{white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;unicode-bidi:plaintext;font:inherit;"
     "line-height:1.8;margin:.3em 0;padding:0;border:0;background:none;color:inherit}"
     ".specnb ins{text-decoration:underline 2px #2e9e5b;text-underline-offset:3px}"
+    ".specnb ins.c{text-decoration:underline dotted 2px #a25fd0}"
     ".specnb mark{color:inherit;background:rgba(230,140,0,.22);text-decoration:underline wavy 1px #d97e00}"
     ".specnb b{font-weight:700;text-decoration:underline double 1px #4a8df0;text-underline-offset:3px}"
     ".specnb del{display:none;text-decoration:line-through;opacity:.65}"
@@ -60,9 +62,10 @@ class TokenHtml:
             texts: the text of each emitted token.
             rejected: the text of each rejected draft token; hidden until the reader asks for them.
         """
-        origins = step.origins
+        origins = shown_origins(step)
         self.origins.update(origins)
-        self._run("accepted", texts[: step.accepted])
+        if step.accepted:
+            self._run(origins[0], texts[: step.accepted])
         if rejected:
             self._close()
             self.rejected += len(rejected)
@@ -85,7 +88,7 @@ class TokenHtml:
         else:  # the tokens of each step get a tag of their own
             self._close()
             self._open = origin
-            self._parts.append(f"<{TAGS[origin]}>" if TAGS[origin] else "")
+            self._parts.append(_opened(origin))
         self._parts.append(_BORDER.join(shown))
 
     def _close(self) -> None:
@@ -168,10 +171,15 @@ def _rejected_switch(count: int, shown: bool = False) -> str:
 def _legend(tokens: TokenHtml) -> str:
     if not tokens.origins - {"plain"}:
         return ""
-    names = [f"<{TAGS[o]}>{o}</{TAGS[o]}>" if TAGS[o] else o for o in ORIGINS if o in tokens.origins]
+    names = [f"{_opened(o)}{o}</{TAGS[o]}>" if TAGS[o] else o for o in SHOWN if o in tokens.origins]
     if tokens.rejected:
         names.append("<del>rejected</del>")
     return f"<div><small>{' '.join(names)}</small></div>"
+
+
+def _opened(origin: str) -> str:
+    """The opening tag of a token; empty for plain decoding."""
+    return f"<{TAGS[origin]}{' class=c' * (origin == 'copied')}>" if TAGS[origin] else ""
 
 
 def wrap(content: str) -> str:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from specnb.options import LOOKUPS
 from specnb.trace import ORIGINS, GenerationResult, RowResult, Step
 
-MARKS = {"accepted": ("⟦", "⟧"), "corrected": ("‹", "›"), "bonus": ("«", "»"), "plain": ("", "")}
+SHOWN = ("accepted", "copied", *ORIGINS[1:])
+"""How tokens are shown: by their origin; accepted ones of a hybrid's lookup as copied."""
+MARKS = {"accepted": ("⟦", "⟧"), "copied": ("⟪", "⟫"), "corrected": ("‹", "›"), "bonus": ("«", "»"), "plain": ("", "")}
 # Underline, bold, or both, so that colour is not needed.
-_STYLES = {"accepted": "\x1b[4;32m", "corrected": "\x1b[1;33m", "bonus": "\x1b[1;4;36m", "plain": ""}
+_STYLES = {
+    "accepted": "\x1b[4;32m",
+    "copied": "\x1b[4;35m",
+    "corrected": "\x1b[1;33m",
+    "bonus": "\x1b[1;4;36m",
+    "plain": "",
+}
 _RESET = "\x1b[0m"
 # Control characters are shown as symbols, so that generated text cannot control a terminal or break HTML.
 _VISIBLE: dict[int, str | int] = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
@@ -50,13 +59,20 @@ def step_marks(step: Step, texts: Sequence[str], ansi: bool = False) -> str:
     """The text that a step added, with marks or styles. `texts` has one entry per emitted token."""
     closing = step.origins[-1] if step.emitted else "plain"
     accepted, rest = "".join(texts[: step.accepted]), "".join(texts[step.accepted :])
-    return mark(accepted, "accepted", ansi) + mark(rest, closing, ansi)
+    kind = shown_origins(step)[0] if step.accepted else closing
+    return mark(accepted, kind, ansi) + mark(rest, closing, ansi)
+
+
+def shown_origins(step: Step) -> tuple[str, ...]:
+    """How each emitted token is shown, one of `SHOWN`."""
+    copied = step.source in LOOKUPS
+    return tuple("copied" if copied and origin == "accepted" else origin for origin in step.origins)
 
 
 def legend(origins: Iterable[str], ansi: bool = False) -> str:
     """The line that explains the marks of the origins that occur; empty if all tokens are from plain decoding."""
     present = set(origins)
-    names = [mark(origin, origin, ansi) for origin in ORIGINS if origin in present]
+    names = [mark(origin, origin, ansi) for origin in SHOWN if origin in present]
     return " ".join(names) if present - {"plain"} else ""
 
 
@@ -73,7 +89,7 @@ def marked_text(result: GenerationResult, ansi: bool = False, text: bool = True)
         count = len(result.rows)
         head = f"Row {number} of {count} (ended: {row.finish_reason})\n" if count > 1 else ""
         blocks.append(head + "".join(step_marks(step, texts, ansi) for step, texts, _ in row_steps(row)))
-    blocks.append(legend({origin for step in result.steps for origin in step.origins}, ansi))
+    blocks.append(legend({origin for step in result.steps for origin in shown_origins(step)}, ansi))
     blocks.append(stats_text(result))
     return "\n".join(block for block in blocks if block)
 
@@ -83,7 +99,7 @@ def stats_text(result: GenerationResult) -> str:
     passes = result.target_passes or len(result.steps)
     parts = [result.method, f"{count_noun(result.num_emitted_tokens, 'token')} in {count_noun(passes, 'target pass')}"]
     if result.num_draft_tokens:
-        share = f"{result.draft_acceptance_rate:.1%}"
+        share = f"{result.draft_acceptance_rate:.1%}{_by_source(result)}"
         parts.append(f"accepted {result.num_accepted_draft_tokens} of {result.num_draft_tokens} drafted ({share})")
         parts.append(f"mean acceptance length {result.mean_acceptance_length:.2f}")
     if result.lossy:
@@ -93,6 +109,17 @@ def stats_text(result: GenerationResult) -> str:
     if len(result.rows) == 1:
         parts.append(f"ended: {result.finish_reason}")
     return " · ".join(parts)
+
+
+def _by_source(result: GenerationResult) -> str:
+    """Of a hybrid: how many tokens each part drafted, and how many of them were accepted."""
+    counts: dict[str, list[int]] = {}
+    for step in result.steps:
+        if step.source:
+            count = counts.setdefault(step.source, [0, 0])
+            count[0] += step.accepted
+            count[1] += len(step.drafted)
+    return "".join(f"; {source} {accepted} of {drafted}" for source, (accepted, drafted) in sorted(counts.items()))
 
 
 def speed_text(result: GenerationResult) -> str:
