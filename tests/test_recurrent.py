@@ -215,6 +215,7 @@ def test_minimax_is_given_its_masks(kinds: list[str]) -> None:
         row.ids += drafted[: rng.randint(0, len(drafted))] + rng.choices(range(3, 60), k=1)
 
 
+@NEW
 @pytest.mark.parametrize("more", [{"sliding_window": 8}, {"output_router_logits": True}])
 def test_a_minimax_that_cannot_be_given_masks_is_refused_by_name(more: dict[str, Any]) -> None:
     model, ids = minimax([L, F, L, F], **more), tiny.ids(2, 12)
