@@ -20,6 +20,7 @@ _HOME = {
     "Pair": "specnb.models",
     "Panel": "specnb.notebook.panel",
     "Step": "specnb.trace",
+    "TrainingResult": "specnb.training",
     "cuda_graphs": "specnb.runtime.cuda_graphs",
     "decoder": "specnb.call.api",
     "generate": "specnb.call.api",
@@ -29,6 +30,7 @@ _HOME = {
     "pack": "specnb.runtime.prepacked_linear",
     "register_drafter": "specnb.drafters.registration",
     "save_pair": "specnb.models",
+    "train_drafter": "specnb.training",
     "truncate": "specnb.models",
     "unregister_drafter": "specnb.drafters.registration",
     "unpack": "specnb.runtime.prepacked_linear",
@@ -63,6 +65,8 @@ if TYPE_CHECKING:
     from specnb.runtime.prepacked_linear import unpack as unpack
     from specnb.trace import GenerationResult as GenerationResult
     from specnb.trace import Step as Step
+    from specnb.training import TrainingResult as TrainingResult
+    from specnb.training import train_drafter as train_drafter
 
 
 def __getattr__(name: str) -> Any:

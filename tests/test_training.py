@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 
 import specnb
 from specnb.models.eagle3 import Eagle3Drafter
-from specnb.training import Progress, TrainingResult, train_drafter
-from specnb.training import run as training_run
+from specnb.training import Progress, TrainingResult, measure, train_drafter
 from specnb.training.drafter import default_layers, draft_vocabulary, new_drafter
 from specnb.training.examples import Example
 from specnb.training.objective import Unrolled
@@ -47,7 +46,7 @@ def trained(pair: specnb.Pair, tmp_path_factory: pytest.TempPathFactory) -> Trai
     before = {name: value.clone() for name, value in pair.target.state_dict().items()}
     config = json.dumps(pair.target.config.to_dict(), default=str, sort_keys=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training_run, "_MEASURED_TOKENS", 6)
+        patch.setattr(measure, "MAX_NEW_TOKENS", 6)
         result = train_drafter(pair, PROMPTS, out=tmp_path_factory.mktemp("drafter") / "out", **QUICK)
     assert all(torch.equal(before[name], value) for name, value in pair.target.state_dict().items())
     assert json.dumps(pair.target.config.to_dict(), default=str, sort_keys=True) == config
@@ -178,7 +177,7 @@ def test_the_drafter_is_loaded_by_name_and_exact(trained: TrainingResult, pair: 
 def test_the_same_seed_gives_the_same_drafter_also_after_an_interrupt(
     pair: specnb.Pair, trained: TrainingResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_run, "_MEASURED_TOKENS", 6)
+    monkeypatch.setattr(measure, "MAX_NEW_TOKENS", 6)
 
     def stop(progress: Progress) -> None:
         if progress.part == "training" and "step 6" in progress.message:

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
+from typing import TYPE_CHECKING
 
 from specnb.decoding.contracts import Draft, Drafter, Row, Schedule
 from specnb.decoding.schedules import Adaptive
-from specnb.trace import Step
+
+if TYPE_CHECKING:
+    from specnb.trace import Step
 
 _DECAY = 0.85
 _PRIOR = 1.0  # accepted tokens of a model draft, before there is one

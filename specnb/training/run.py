@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from specnb.training.arguments import ANSWERS, LEAST_EXAMPLES, check_folder
 from specnb.training.drafter import default_layers, draft_vocabulary, new_drafter
 from specnb.training.examples import AnswerFile, Example, answer_prompts, encode_prompts, encode_texts
 from specnb.training.fitting import Budget, DivergedError, Fitting
+from specnb.training.measure import measure
 from specnb.training.objective import Unrolled
 from specnb.training.result import Evaluation, TrainingResult
 from specnb.training.states import StateStore, TargetStates, collect
@@ -35,10 +35,7 @@ _EVALUATIONS = 12
 _FIRST_REPORT = 30.0  # seconds
 _LEAST_COVERAGE = 0.6
 _BATCH_TOKENS = 4096  # of a pass that collects states
-_MEASURED_LENGTHS = (2, 4, 6)
-_MEASURED_PROMPTS, _MEASURED_TOKENS = 12, 96
 _PROBED = 16  # tokens on which the head is checked
-_SAFETY = 1.5  # the first call of each run is warmed up
 
 
 @dataclass(frozen=True)
@@ -272,54 +269,14 @@ class Run:
         return dtype if dtype.is_floating_point else torch.float32
 
     def _measure(self, pair: Pair, prompts: Sequence[str]) -> Comparison | None:
-        """Compare the drafter with plain decoding and prompt lookup on held-out prompts, in the time that is left."""
-        from specnb.bench import compare
-
-        self.measured = pair
+        """Compare the drafter with plain decoding and prompt lookup, in the time that is left."""
+        self.measured, began = pair, time.monotonic()
         if not prompts:
             return None
-        began = time.monotonic()
-        cancel, end = threading.Event(), self.end
-        timer = threading.Timer(max(0.0, end - began), cancel.set) if end is not None else None
-        runs: list[Any] = [
-            "prompt_lookup",
-            *({"method": "eagle3", "num_assistant_tokens": k} for k in _MEASURED_LENGTHS),
-        ]
-        tokens = _MEASURED_TOKENS
-        one = self._seconds_per_token() * tokens * (len(runs) + 1)
-        fits = _MEASURED_PROMPTS if end is None else int((end - began) / (_SAFETY * one))
-        chosen = prompts[: max(1, min(fits, _MEASURED_PROMPTS))]
-        self.report("measuring", 0.0, f"measuring: {len(chosen)} held-out prompts, {len(runs) + 1} runs")
-        if timer is not None:
-            timer.start()
-        try:
-            found = compare(
-                pair,
-                chosen,
-                runs,
-                repeats=1,
-                max_new_tokens=tokens,
-                do_sample=False,
-                chat=self.settings["chat"],
-                cancel=cancel,
-            )
-            return found if found.repeats else None  # the time was too short for one
-        except ValueError:
-            if not cancel.is_set():
-                raise
-            return None
-        finally:
-            if timer is not None:
-                timer.cancel()
-            self.timed("measuring", began)
-
-    def _seconds_per_token(self) -> float:
-        """Of plain decoding, measured on a few tokens."""
-        import specnb
-
-        began, tokens = time.monotonic(), 8
-        specnb.generate(self.pair, "a", method="plain", max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
-        return (time.monotonic() - began) / tokens
+        self.report("measuring", 0.0, f"measuring on up to {len(prompts)} held-out prompts")
+        found = measure(pair, prompts, self.settings["chat"], self.end)
+        self.timed("measuring", began)
+        return found
 
     def _finish(self, fitting: Fitting, comparison: Comparison | None, finished: bool) -> TrainingResult:
         """The result, written beside the drafter."""
