@@ -140,6 +140,18 @@ def test_rows_are_drafted_for_together() -> None:
     )
     assert [list(row.ids) for row in found.rows] == list(texts.values())
     assert {index for index, _ in drafter.asked} == {0, 1, 2} and found.num_accepted_draft_tokens > NEW
+    together = specnb.generate(  # all rows grow by the same number of tokens per step
+        MODEL,
+        ids,
+        attention_mask=mask,
+        method="mine",
+        max_new_tokens=NEW,
+        do_sample=False,
+        output_scores=True,
+        **STEADY,
+    )
+    assert [list(row.ids) for row in together.rows] == list(texts.values())
+    assert together.num_accepted_draft_tokens > 0
 
 
 def test_the_context_and_the_rows() -> None:
@@ -452,7 +464,7 @@ def test_a_drafter_cannot_change_the_run() -> None:
 
 def test_tokens_of_other_kinds_are_taken() -> None:
     numpy = pytest.importorskip("numpy")
-    for tokens in (torch.tensor([5, 6]), (5, 6), [numpy.int64(5), torch.tensor(6)], [5, 6]):
+    for tokens in (torch.tensor([5, 6]), numpy.array([5, 6]), (5, 6), [numpy.int64(5), torch.tensor(6)], [5, 6]):
         use(lambda rows, most, tokens=tokens: [specnb.Draft(tokens[: most[0]])])
         found = spec(MODEL, X, method="mine", max_new_tokens=6, **STEADY)
         assert found.steps[1].drafted == (5, 6) and all(type(token) is int for token in found.steps[1].drafted)

@@ -184,7 +184,7 @@ class RegisteredDrafter:
         return whole.cut(unsure + 1)
 
     def _tokens(self, given: Any, length: int) -> list[int]:
-        if isinstance(given, Tensor) and given.dim() == 1:
+        if getattr(given, "ndim", 0) == 1 and hasattr(given, "tolist"):  # a tensor, an array
             given = given.tolist()
         if not isinstance(given, (list, tuple)):
             self._fail(f"the tokens of a draft are {_kind(given)}, not a list of ids")

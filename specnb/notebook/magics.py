@@ -264,8 +264,8 @@ class SpecMagics(Magics):
         except BaseException as error:
             partial = getattr(error.__cause__ or error, "partial_result", None)
             if partial is not None and partial.num_emitted_tokens:  # one of the user's functions failed, a drafter, ...
-                self._keep(partial, view, output, pair if remember else None)
-            elif view:
+                self._keep(partial, None, output, pair if remember else None)
+            if view:
                 view.fail()
             raise
         self._keep(result, view, output, pair if remember else None)
