@@ -17,7 +17,7 @@ import eagle3_reference as reference
 import pytest
 import tiny
 import torch
-from checks import EAGER, STEADY, cache_name, configs, consistent, no_forward, padded, plain, spec
+from checks import EAGER, STEADY, cache_name, configs, consistent, no_forward, padded, plain, run_cell, shell, spec
 from eagle3_checkpoints import drafter_folder, safeai_folder
 from families.build import IMAGE_TEXT, build
 from families.images import image_inputs
@@ -30,6 +30,7 @@ from specnb.decoding.distributions import BlockDistributions
 from specnb.drafters.draft_builder import DraftBuilder
 from specnb.models.eagle3 import Eagle3Drafter
 from specnb.models.eagle3_files import load_eagle3
+from specnb.notebook.availability import available_methods
 
 NEW = "cache" in inspect.signature(tiny.llama().forward).parameters  # transformers 5.24: states go back to a copy
 X = tiny.ids(0, 7)
@@ -371,9 +372,7 @@ def test_an_ensemble_and_probabilities_are_reported() -> None:
         assert set(step.drafted) <= allowed
 
 
-@pytest.mark.parametrize(
-    "settings", [{"top_k": 0}, {"top_k": 6, "temperature": 0.7}, {"repetition_penalty": 1.4}], ids=str
-)
+@pytest.mark.parametrize("settings", [{"top_k": 0}, {"top_k": 6, "temperature": 0.7, "top_p": 0.9}], ids=str)
 def test_the_law_of_a_sampled_token_is_the_targets(settings: dict[str, Any]) -> None:
     """Enumerated over what may be drafted; q is the processed law of the drafter's own logits, 0 for other tokens."""
     from test_sampling import warpers
@@ -500,6 +499,17 @@ def test_load_save_and_load_again(tmp_path: Path) -> None:
         specnb.load(folder)
     with pytest.raises(specnb.LoadError, match="is not an EAGLE-3 drafter"):
         specnb.load_drafter(home)
+
+
+def test_in_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, folder = saved_target(tmp_path / "target"), drafter_folder(tmp_path / "drafter", target(), draft=40)
+    with shell(tmp_path, monkeypatch) as ip:
+        assert run_cell(ip, f"%specload {home} --assistant {folder}") == ""
+        assert run_cell(ip, "%%specgen --max-new-tokens 12 -o run\nw1 w2 w3 w4") == ""
+        assert ip.user_ns["run"].method == "eagle3"
+        pair = specnb.load(home, folder)
+        fits = {name for name, reason in available_methods(pair).items() if reason is None}
+        assert fits == {"plain", "prompt_lookup", "early_exit", "eagle3"}
 
 
 @pytest.mark.parametrize("read", [None, (1, 3, 4)])

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from specnb import compat
+from specnb.compat.chunked_states import unpadded_forward
 from specnb.runtime.module_view import Inject, M, Replacement, Skip, module_view, unpatched
 
 _MIXERS = {"MambaMixer", "FalconMambaMixer", "JambaMambaMixer", "ZambaMambaMixer"}
@@ -76,6 +77,6 @@ def view_mixers(model: M) -> M:
     for name, module in model.named_modules():
         if any(kind.__name__ in _MIXERS for kind in type(module).__mro__):
             mixers[name] = SteppedMixer(module)
-        elif unpatched(module.modules()) and (forward := compat.unpadded_forward(module)) is not None:
+        elif unpatched(module.modules()) and (forward := unpadded_forward(module)) is not None:
             mixers[name] = UnpaddedMixer(module, forward)
     return module_view(model, mixers) if mixers else model
