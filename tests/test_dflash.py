@@ -111,14 +111,15 @@ def clean(model: PreTrainedModel, draft: Any, ids: list[int], drafted: list[int]
     return head(states)  # type: ignore[no-any-return]
 
 
+_SLOW = pytest.mark.slow
 EXACT = [
-    ("zlab", "full"),
+    pytest.param("zlab", "full", marks=_SLOW),
     ("zlab", "sliding"),
     ("zlab", "sliding, not causal"),
     ("speculators", "sliding"),
-    ("speculators", "sliding, not causal"),
-    ("speculators", "draft vocabulary"),
-    ("speculators", "from the anchor"),
+    pytest.param("speculators", "sliding, not causal", marks=_SLOW),
+    pytest.param("speculators", "draft vocabulary", marks=_SLOW),
+    pytest.param("speculators", "from the anchor", marks=_SLOW),
 ]
 
 
