@@ -8,13 +8,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import dflash_checkpoints
 import pytest
 import tiny
 import torch
 from checkpoints import gemma4_drafter, gemma4_target, mtp_model
 from checks import STEADY, consistent, plain, spec
+from eagle3_checkpoints import drafter_folder
 from torch import nn
 from transformers import PreTrainedModel, pipeline
 
@@ -50,6 +54,16 @@ def way(name: str) -> tuple[PreTrainedModel, dict[str, Any], dict[str, PreTraine
     if name == "MTP":
         model = mtp_model("glm4_moe", 2, 2)
         return model, how | {"use_mtp": True}, {"target": model}
+    if name == "EAGLE-3":
+        model = tiny.llama()
+        with TemporaryDirectory() as folder:
+            assistant = specnb.load_drafter(drafter_folder(Path(folder), model, draft=40))
+        return model, how | {"assistant_model": assistant}, {"target": model, "draft": assistant}
+    if name == "DFlash":
+        model = tiny.llama()
+        with TemporaryDirectory() as folder:
+            assistant = specnb.load_drafter(dflash_checkpoints.zlab(Path(folder), model, {}))
+        return model, how | {"assistant_model": assistant}, {"target": model, "draft": assistant}
     if name == "Gemma 4":
         model = gemma4_target()
         assistant = gemma4_drafter(model)
@@ -66,6 +80,8 @@ WAYS = [
     "hybrid",
     "hybrid early exit",
     "MTP",
+    "EAGLE-3",
+    "DFlash",
     "Gemma 4",
     "universal",
     "universal sampling",
@@ -247,7 +263,7 @@ def test_options_given_to_generate_itself(name: str) -> None:
     assert decoder.result.num_draft_tokens
 
 
-@pytest.mark.parametrize("name", ["draft model", "Gemma 4", "universal"])
+@pytest.mark.parametrize("name", ["draft model", "EAGLE-3", "DFlash", "Gemma 4", "universal"])
 def test_options_that_have_to_be_bound(name: str) -> None:
     """Models and tokenizers are bound; the drafting options may come with the call, and decide."""
     model, how, _ = way(name)
@@ -264,7 +280,8 @@ def test_options_that_have_to_be_bound(name: str) -> None:
     )
     assert out[0, 7:].tolist() == plain(model, X, max_new_tokens=12)
     assert decoder.result is not None
-    assert decoder.result.method == {"Gemma 4": "gemma4_assistant"}.get(name, name.replace(" ", "_"))
+    methods = {"Gemma 4": "gemma4_assistant", "EAGLE-3": "eagle3", "DFlash": "dflash"}
+    assert decoder.result.method == methods.get(name, name.replace(" ", "_"))
     assert decoder.result.options["num_assistant_tokens"] == 2
     if name != "universal":
         assert max(len(step.drafted) for step in decoder.result.steps) == 2

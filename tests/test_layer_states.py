@@ -83,7 +83,6 @@ def test_the_states_are_those_of_transformers(name: str) -> None:
                 check(model, lm, row, tokens, layers, start)
                 row.ids += tokens[: rng.randint(0, len(tokens))] + rng.choices(IDS, k=1)
     assert configs(model) == before
-    assert not any(module._forward_hooks for module in tiny.llama().modules())
 
 
 def test_each_kind_of_lm_was_tried() -> None:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import dflash_checkpoints
 import pytest
 import test_sampling
 import tiny
 import torch
 from checkpoints import gemma4_drafter, gemma4_target, mtp_model
 from checks import STEADY, padded, true_shares
+from eagle3_checkpoints import drafter_folder
 from test_sampling import SETTINGS, warpers
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -39,6 +43,8 @@ def target(name: str) -> PreTrainedModel:
         return mtp_model({"MTP GLM": "glm4_moe", "MTP DeepSeek": "deepseek_v3"}[name], 2, 2, vocab=VOCAB, head=0.25)
     if name.startswith("Gemma 4"):
         return gemma4_target(vocab=VOCAB, shared=2, per_layer=8)
+    if name in ("EAGLE-3", "DFlash", "DFlash 2"):
+        return tiny.llama(seed=0, vocab=VOCAB, layers=3, std=0.15)
     if name.startswith("hybrid"):
         return tiny.hybrid(seed=0, vocab=VOCAB, layers=3, std=0.2)
     return tiny.llama(seed=0, vocab=VOCAB, layers=2, std=0.15)
@@ -55,13 +61,23 @@ def method(name: str) -> dict[str, Any]:
         return how | {"use_mtp": True}
     if name.startswith("Gemma 4"):
         return how | {"assistant_model": gemma4_drafter(target(name), ordered="ordered" in name, spread=0.3)}
+    if name == "EAGLE-3":  # it can draft six of the eight tokens
+        with TemporaryDirectory() as folder:
+            place = drafter_folder(Path(folder), target(name), draft=6, read=(1, 2, 3))
+            return how | {"assistant_model": specnb.load_drafter(place)}
+    if name.startswith("DFlash"):
+        second = dflash_checkpoints.ZLAB["dflash 2"] | {"selector_top_k": 6}  # of eight tokens
+        options = second if name == "DFlash 2" else {}
+        with TemporaryDirectory() as folder:
+            place = dflash_checkpoints.zlab(Path(folder), target(name), options, damp=1.0)
+            return how | {"assistant_model": specnb.load_drafter(place)}
     draft = tiny.llama(seed=7, vocab=len(W_TWO), layers=1, std=0.15)
     return how | {"assistant_model": draft, "tokenizer": W_ONE, "assistant_tokenizer": W_TWO}
 
 
-SOME = ["early exit", "MTP GLM", "universal"]
+SOME = ["early exit", "MTP GLM", "EAGLE-3", "DFlash", "DFlash 2", "universal"]
 TEETH = [*SOME, "Gemma 4 dense"]
-NAMES = ["early exit", "MTP GLM", "MTP DeepSeek", "universal", *ONE_BY_ONE]
+NAMES = ["early exit", "MTP GLM", "MTP DeepSeek", "EAGLE-3", "DFlash", "DFlash 2", "universal", *ONE_BY_ONE]
 
 
 @cache
@@ -158,9 +174,9 @@ def test_joint_distribution_one_row_at_a_time(name: str) -> None:
 
 
 # ---------------------------------------------------------------- teeth
-def argmax_judged_as_drawn(self: DraftBuilder, logits: Tensor) -> None:
+def argmax_judged_as_drawn(self: DraftBuilder, logits: Tensor, *ids: Tensor | None) -> None:
     """A mistake of another Gemma 4 drafter: the best token, reported as if drawn from q."""
-    ADD(self, logits)
+    ADD(self, logits, *ids)
     self.tokens[-1] = int(self.probs[-1].argmax())
 
 
@@ -180,7 +196,7 @@ def q_in_another_order(self: DraftBuilder, logits: Tensor) -> None:
 
 
 ADD = DraftBuilder.add
-WRONG: dict[str, tuple[Callable[[DraftBuilder, Tensor], None], str]] = {
+WRONG: dict[str, tuple[Callable[..., None], str]] = {
     "argmax judged as drawn": (argmax_judged_as_drawn, "plain"),
     "q before the processors": (q_before_the_processors, "temperature"),
     "q in another order": (q_in_another_order, "plain"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from specnb import compat
 
@@ -154,6 +154,7 @@ class Eagle3Drafter(PreTrainedModel):
         self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
         self.cache_keyword = compat.cache_keyword(inspect.signature(parts.attention.forward).parameters)
         self.layer_config = layer
+        self.generation_config = GenerationConfig()  # options for drafting are read from it, as from a draft model's
         self.post_init()
 
     def get_input_embeddings(self) -> Any:

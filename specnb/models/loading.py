@@ -87,6 +87,11 @@ def load(
     origin = _locate(os.fspath(name_or_path), source)
     if assistant is None and origin.local and (Path(origin.place) / ASSISTANT / "config.json").exists():
         assistant = Path(origin.place) / ASSISTANT  # as save_pair stores it
+    if drafter_kind(origin.place, hub_options(origin.local)):
+        raise LoadError(
+            f"{origin.name!r} is a drafter, which reads the states of the model that it was made for and "
+            f"cannot generate alone: specnb.load(TARGET, {origin.name!r})."
+        )
     with LOADING:
         target, tokenizer = _load(origin, dtype, device_map)
         _load_mtp_layers(target)
@@ -248,11 +253,6 @@ def _load(origin: _Source, dtype: Any, device_map: Any, tokenizer_optional: bool
     # without trust_remote_code=False, transformers would ask on standard input whether to run code of the checkpoint
     options = hub_options(origin.local)
     safe = {**options, "trust_remote_code": False}
-    if drafter_kind(origin.place, options):
-        raise LoadError(
-            f"{origin.name!r} is a drafter, which reads the states of the model that it was made for and "
-            f"cannot generate alone: specnb.load(TARGET, {origin.name!r})."
-        )
     with load_errors(origin.name, from_hub=not origin.local):
         if not origin.local and (found := find_adapter_config_file(origin.place, **options)):
             raise folder.adapter_error(origin.name, json.loads(Path(found).read_text(encoding="utf-8")))
