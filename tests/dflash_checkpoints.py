@@ -63,8 +63,10 @@ def texts() -> list[list[int]]:
 
 def mask_token(model: PreTrainedModel) -> int:
     """The token whose embedding gives the token that the model writes most often."""
-    written = model.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), do_sample=False, max_new_tokens=60)
-    counts = written[0, PROMPT.shape[1] :].bincount(minlength=model.config.get_text_config().vocab_size)  # type: ignore[index]
+    vocab = model.config.get_text_config().vocab_size
+    prompt = PROMPT % vocab
+    written: Any = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=60)
+    counts = written[0, prompt.shape[1] :].bincount(minlength=vocab)
     rows = torch.nn.functional.normalize(model.get_input_embeddings().weight.detach(), dim=-1)
     with torch.no_grad():
         drafted = model.get_output_embeddings()(rows).argmax(-1)

@@ -93,6 +93,9 @@ def parts(name: str) -> list[nn.Module]:
     model, _, models = way(name.removesuffix(" sampling"))
     found: list[nn.Module] = []
     for one in models.values():
+        if name == "DFlash" and one is not model:  # its layers are run part by part
+            found += [one.fc, one.layers[0].mlp, one.norm]
+            continue
         layers = one.get_decoder().layers
         found += [layers[0], layers[-1], one.get_output_embeddings()]
     if name == "MTP":
