@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import dflash_checkpoints
 import pytest
 import tiny
 import torch
@@ -58,6 +59,11 @@ def way(name: str) -> tuple[PreTrainedModel, dict[str, Any], dict[str, PreTraine
         with TemporaryDirectory() as folder:
             assistant = specnb.load_drafter(drafter_folder(Path(folder), model, draft=40))
         return model, how | {"assistant_model": assistant}, {"target": model, "draft": assistant}
+    if name == "DFlash":
+        model = tiny.llama()
+        with TemporaryDirectory() as folder:
+            assistant = specnb.load_drafter(dflash_checkpoints.zlab(Path(folder), model, {}))
+        return model, how | {"assistant_model": assistant}, {"target": model, "draft": assistant}
     if name == "Gemma 4":
         model = gemma4_target()
         assistant = gemma4_drafter(model)
@@ -75,6 +81,7 @@ WAYS = [
     "hybrid early exit",
     "MTP",
     "EAGLE-3",
+    "DFlash",
     "Gemma 4",
     "universal",
     "universal sampling",
@@ -86,6 +93,9 @@ def parts(name: str) -> list[nn.Module]:
     model, _, models = way(name.removesuffix(" sampling"))
     found: list[nn.Module] = []
     for one in models.values():
+        if name == "DFlash" and one is not model:  # its layers are run part by part
+            found += [one.fc, one.layers[0].mlp, one.norm]
+            continue
         layers = one.get_decoder().layers
         found += [layers[0], layers[-1], one.get_output_embeddings()]
     if name == "MTP":
@@ -256,7 +266,7 @@ def test_options_given_to_generate_itself(name: str) -> None:
     assert decoder.result.num_draft_tokens
 
 
-@pytest.mark.parametrize("name", ["draft model", "EAGLE-3", "Gemma 4", "universal"])
+@pytest.mark.parametrize("name", ["draft model", "EAGLE-3", "DFlash", "Gemma 4", "universal"])
 def test_options_that_have_to_be_bound(name: str) -> None:
     """Models and tokenizers are bound; the drafting options may come with the call, and decide."""
     model, how, _ = way(name)
@@ -273,7 +283,7 @@ def test_options_that_have_to_be_bound(name: str) -> None:
     )
     assert out[0, 7:].tolist() == plain(model, X, max_new_tokens=12)
     assert decoder.result is not None
-    methods = {"Gemma 4": "gemma4_assistant", "EAGLE-3": "eagle3"}
+    methods = {"Gemma 4": "gemma4_assistant", "EAGLE-3": "eagle3", "DFlash": "dflash"}
     assert decoder.result.method == methods.get(name, name.replace(" ", "_"))
     assert decoder.result.options["num_assistant_tokens"] == 2
     if name != "universal":

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import dflash_checkpoints
 import pytest
 import test_sampling
 import tiny
@@ -42,7 +43,7 @@ def target(name: str) -> PreTrainedModel:
         return mtp_model({"MTP GLM": "glm4_moe", "MTP DeepSeek": "deepseek_v3"}[name], 2, 2, vocab=VOCAB, head=0.25)
     if name.startswith("Gemma 4"):
         return gemma4_target(vocab=VOCAB, shared=2, per_layer=8)
-    if name == "EAGLE-3":
+    if name in ("EAGLE-3", "DFlash", "DFlash 2"):
         return tiny.llama(seed=0, vocab=VOCAB, layers=3, std=0.15)
     if name.startswith("hybrid"):
         return tiny.hybrid(seed=0, vocab=VOCAB, layers=3, std=0.2)
@@ -66,13 +67,22 @@ def method(name: str) -> dict[str, Any]:
         with TemporaryDirectory() as folder:
             place = drafter_folder(Path(folder), target(name), draft=6, read=(1, 2, 3))
             return how | {"assistant_model": specnb.load_drafter(place)}
+    if name.startswith("DFlash"):
+        second = dflash_checkpoints.ZLAB["dflash 2"] | {"selector_top_k": 6}  # of eight tokens
+        options = second if name == "DFlash 2" else {}
+        with TemporaryDirectory() as folder:
+            place = dflash_checkpoints.zlab(Path(folder), target(name), options, damp=1.0)
+            return how | {"assistant_model": specnb.load_drafter(place)}
     draft = tiny.llama(seed=7, vocab=len(W_TWO), layers=1, std=0.15)
     return how | {"assistant_model": draft, "tokenizer": W_ONE, "assistant_tokenizer": W_TWO}
 
 
-SOME = ["early exit", "MTP GLM", "EAGLE-3", "universal"]
+SOME = ["early exit", "MTP GLM", "EAGLE-3", "DFlash", "DFlash 2", "universal"]
 TEETH = [*SOME, "Gemma 4 dense"]
-NAMES = ["early exit", "suffix with early exit", "MTP GLM", "MTP DeepSeek", "EAGLE-3", "universal", *ONE_BY_ONE]
+NAMES = [
+    *("early exit", "suffix with early exit", "MTP GLM", "MTP DeepSeek", "EAGLE-3", "DFlash", "DFlash 2", "universal"),
+    *ONE_BY_ONE,
+]
 
 
 @cache

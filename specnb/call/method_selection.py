@@ -123,7 +123,7 @@ def select_method(
     wanted = [*requested.values(), *([assistant] if assistant else [])]
     name = method_name(method) or next(iter(wanted), None) or _method_from_configs(configs)
     info, own = method_info(name), drafting_options(name)
-    _check_speculation_type(configs, assistant)
+    _check_speculation_type([ConfigOptions("call", "the call", given), *configs], assistant)
     model = parts_of(name)[-1]  # of a hybrid, its model drafter
     for key, other in requested.items():
         if other != model:
@@ -210,13 +210,13 @@ def _method_from_configs(configs: list[ConfigOptions]) -> str:
 
 
 def _check_speculation_type(configs: list[ConfigOptions], assistant: str | None) -> None:
-    """Raise ValueError if a config asks for a DFlash drafter and the draft model is another one."""
+    """Raise ValueError if the call or a config asks for a DFlash drafter and the draft model is another one."""
     for _, where, values in configs:
         kind = values.get("speculation_type")
         if kind == SPECULATION_TYPE and assistant not in (None, ASKED_BY["speculation_type"]):
             raise ValueError(
                 f"{where} has speculation_type={kind!r}, but the draft model is for method {assistant!r}: give a "
-                "DFlash drafter, or set speculation_type to None there."
+                "DFlash drafter, or leave speculation_type out there."
             )
 
 

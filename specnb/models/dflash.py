@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel, GenerationConfig, PreTrainedModel
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
 
@@ -99,6 +99,7 @@ class DFlashDrafter(PreTrainedModel):
         if config.draft_vocab_size != config.vocab_size:
             self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
+        self.generation_config = GenerationConfig()  # options for drafting are read from it, as from a draft model's
         self.post_init()
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
