@@ -34,20 +34,18 @@ class Step:
             processors). Only in half precision, where a gap of a few units in the last place is a tie that other block
             sizes may break differently.
         match_length: in prompt lookup and suffix decoding, length of the match in tokens.
-        distances: in a lossy method, per position, the total variation distance between the distribution that was
-            followed and the target's.
+        distances: in a lossy method, per position, the total variation distance from the target's distribution.
         draft_probabilities: with `probabilities=True`, what the drafter's distribution gave each drafted token. None
             where there is no such distribution: for copied tokens, and for text that was encoded again.
         target_probabilities: with `probabilities=True`, what the target's distribution, after all logits processors,
             gave each drafted token up to the first rejected one.
         lookahead_token: in prompt lookup and suffix decoding, the token that would have been drafted next.
-        replayed_tokens: committed tokens that the pass fed again, since running states (linear attention, Mamba) can
-            only be rolled back to a copy.
+        replayed_tokens: committed tokens that the pass fed again, since running states only roll back to a copy.
         logprobs: per emitted token, its log-probability: the log-softmax of the target's logits before any logits
             processor, temperature included (vLLM's default). None with `logprobs=False`.
         top_logprobs: with `top_logprobs=n`, per emitted token, the n best `(id, logprob)` of the same distribution.
         draft_top_logprobs: with `top_logprobs=n`, per drafted token, the same of the drafter's logits if it has any.
-        source: in a hybrid, the method that drafted; empty if nothing was drafted, and in other methods.
+        source: in a hybrid, the method that drafted.
     """
 
     position: int

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import specnb
-from specnb import drafters
+from specnb.drafters import build
 from specnb.options import METHODS, OPTIONS, REGISTRY
 from specnb.text import prompt_inputs
 from tools import animate_run, docs_hooks, docs_tables
@@ -51,7 +51,7 @@ def test_readme_is_short_and_has_the_two_commands() -> None:
     assert f"\n{start}'.[test,gguf]' && python -m pytest -n 2\n" in text
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md", "docs/own-drafter.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md", "docs/own-drafter.md", "docs/train-drafter.md"])
 def test_python_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     examples = blocks(page, "python")
@@ -129,7 +129,7 @@ def test_the_drafter_of_the_guide(monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, Any] = {}
     exec(compile(module, "last_token.py", "exec"), names)
     exec(f"from __future__ import annotations\n{assembly}", names)
-    monkeypatch.setitem(drafters._METHODS, "prompt_lookup", names["_last_token"])
+    monkeypatch.setitem(build._METHODS, "prompt_lookup", names["_last_token"])
     pair = specnb.load("tiny-llama")
     inputs = prompt_inputs(pair.tokenizer, "Tell me a story about a fox.")
     for options in ({"do_sample": False}, {"do_sample": True, "seed": 3}):

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specnb.training.arguments import as_texts, check_settings, split
-from specnb.training.result import TrainingResult
-from specnb.training.run import Progress, Run
+from specnb.training.result import Progress, TrainingResult
+from specnb.training.run import Run
 
 if TYPE_CHECKING:
     from specnb.models import Pair

@@ -37,6 +37,25 @@ class Evaluation:
         return 1 + sum(self.acceptance)
 
 
+@dataclass(frozen=True)
+class Progress:
+    """What a training is doing.
+
+    Attributes:
+        part: "answers", "states", "training" or "measuring".
+        share: how much of the part is done, 0 to 1.
+        seconds: since the start of the call.
+        remaining_seconds: until its end; None with a budget of steps.
+        message: one line for people.
+    """
+
+    part: str
+    share: float
+    seconds: float
+    remaining_seconds: float | None
+    message: str
+
+
 @dataclass
 class TrainingResult:
     """What `specnb.train_drafter` returns.

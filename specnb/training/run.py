@@ -19,7 +19,7 @@ from specnb.training.examples import AnswerFile, Example, answer_prompts, encode
 from specnb.training.fitting import Budget, DivergedError, Fitting
 from specnb.training.measure import measure
 from specnb.training.objective import Unrolled
-from specnb.training.result import Evaluation, TrainingResult
+from specnb.training.result import Evaluation, Progress, TrainingResult
 from specnb.training.states import StateStore, TargetStates, collect
 from specnb.training.target_head import TargetHead
 
@@ -36,25 +36,6 @@ _FIRST_REPORT = 30.0  # seconds
 _LEAST_COVERAGE = 0.6
 _BATCH_TOKENS = 4096  # of a pass that collects states
 _PROBED = 16  # tokens on which the head is checked
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a training is doing.
-
-    Attributes:
-        part: "answers", "states", "training" or "measuring".
-        share: how much of the part is done, 0 to 1.
-        seconds: since the start of the call.
-        remaining_seconds: until its end; None with a budget of steps.
-        message: one line for people.
-    """
-
-    part: str
-    share: float
-    seconds: float
-    remaining_seconds: float | None
-    message: str
 
 
 @dataclass
