@@ -85,8 +85,11 @@ class Reference:
             ValueError: transformers does not have what the run asks for.
         """
         method, target = arguments.get("method", "plain"), self.target
-        if method_info(method).factory is not None:
-            raise ValueError("transformers does not have this drafter")
+        info = method_info(method)
+        if info.factory is not None or info.parts is not None:
+            raise ValueError(f"transformers does not have {'hybrids' if info.parts else 'this drafter'}")
+        if method == "eagle3":
+            raise ValueError("transformers has no EAGLE-3 drafters")
         if arguments.get("verification", default("verification", method)) != "token":
             raise ValueError("transformers has no block verification")
         if method == "suffix":
