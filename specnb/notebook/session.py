@@ -118,11 +118,11 @@ class Session:
 
     def drafts_from(self, pair: Any, method: str | None) -> dict[str, Any]:
         """The memory as an argument of `generate`, for a method that drafts from it."""
-        return {"memory": self.memory(pair)} if method == "suffix" else {}
+        return {"memory": self.memory(pair)} if method == "suffix" and pair.tokenizer is not None else {}
 
     def remember(self, pair: Any, result: Any) -> None:
         """Add a result to the memory, unless its method has done so itself."""
-        if result.method != "suffix":
+        if result.method != "suffix" and pair.tokenizer is not None:
             for row in result.rows:
                 self.memory(pair).add(row.ids, row.prompt_ids)
 
