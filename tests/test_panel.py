@@ -61,6 +61,7 @@ def test_available_methods() -> None:
         "plain",
         "draft_model",
         "prompt_lookup",
+        "suffix",
         "early_exit",
     ]
     assert "draft_model" in str(METHODS) and "Draft model" in str(reasons["universal"])
@@ -341,6 +342,7 @@ def test_compare_methods(panel: Panel) -> None:
         "plain",
         "draft_model",
         "prompt_lookup",
+        "suffix",
         "early_exit, assistant_early_exit=1",
     ]
     assert all(row.same_text and len(row.tokens_per_second) == 2 for row in found.rows)

@@ -155,7 +155,8 @@ def measure(pair: Any, repeats: int, new: int, kinds: Iterable[str], prompts: in
 
 def microseconds_per_token(pair: Any) -> dict[str, float]:
     """Of look-up and append, in steps of one token on an open text, without a memory and with 100,000 tokens."""
-    words = pair.tokenizer(" ".join(PROMPTS["open story"] + PROMPTS["chat"]) * 4, add_special_tokens=False)["input_ids"]
+    text = " ".join(prompt for prompts in PROMPTS.values() for prompt in prompts)
+    words = pair.tokenizer(text, add_special_tokens=False)["input_ids"]
     memory = stale_memory(pair.tokenizer)
     found = {}
     for name, given in (("own text", None), ("own text and memory", memory)):

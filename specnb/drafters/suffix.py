@@ -14,7 +14,7 @@ from specnb.memory import Memory
 from specnb.memory.memory import CONTEXT_TOKENS
 from specnb.memory.suffix_index import Match, SuffixIndex
 
-_MOST_MATCHES = 16
+_MOST_MATCHES = 8
 _SHORTEST = {"text": 1, "prediction": 1, "memory": 2}  # a single token says too little in other texts
 _FIRST_LENGTH = 3
 _MIN_COPY = 2  # shorter copies are not resumed
@@ -153,19 +153,20 @@ class SuffixRow:
         first = None
         if source == "text":
             first = min([position for position, length in found if length >= min(longest, _FIRST_LENGTH)])
-        ballot = Ballot()
+        ballot, continuation = Ballot(), where.continuation
         for position, length in found:
-            resumed = is_near(position, place)
+            resumed = place is not None and is_near(position, place)
             votes = weight(length, resumed, position == first)
-            ballot.add((votes, position, length, resumed), where.continuation(position, most + 1))
+            ballot.add((votes, position, length, resumed), continuation(position, most + 1))
         tokens, shares, best = ballot.elect(most + 1, limits.min_token_prob)
         if not tokens:
             return None
         keys: list[int] = []
-        for i, one in enumerate(best):
-            if len(keys) == i:
-                _, _, length, resumed = one
-                keys += self.record.keys(source, resumed, length + i, sum([other is one for other in best[i:]]))
+        while len(keys) < len(tokens):  # tokens with the same best occurrence stand together
+            i = len(keys)
+            _, _, length, resumed = best[i]
+            same = len(tokens) - i if best[-1] is best[i] else sum([other is best[i] for other in best[i:]])
+            keys += self.record.keys(source, resumed, length + i, same)
         _, position, length, _ = best[-1]
         return Path(source, position, length, most, tokens, keys, shares)
 

@@ -89,9 +89,12 @@ class Ballot:
                     votes[tokens[i]] = votes.get(tokens[i], 0.0) + total
             if not votes:
                 break
-            token = max(votes, key=votes.__getitem__)
-            live = [group for group in live if i < len(group[0]) and group[0][i] == token]
-            best = max(occurrence for _, (_, occurrence) in live)
+            if len(votes) == 1 and len(live) == 1:
+                ((token, _),), best = votes.items(), live[0][1][1]
+            else:
+                token = max(votes, key=votes.__getitem__)
+                live = [group for group in live if i < len(group[0]) and group[0][i] == token]
+                best = max([occurrence for _, (_, occurrence) in live])
             more = live[0][0][i:count] if len(live) == 1 else (token,)
             elected.tokens.extend(more)
             share = votes[token] / sum(votes.values())

@@ -118,11 +118,12 @@ class Session:
 
     def drafts_from(self, pair: Any, method: str | None) -> dict[str, Any]:
         """The memory as an argument of `generate`, for a method that drafts from it."""
-        return {"memory": self.memory(pair)} if method is not None and "suffix" in parts_of(method) else {}
+        drafts = method is not None and "suffix" in parts_of(method) and pair.tokenizer is not None
+        return {"memory": self.memory(pair)} if drafts else {}
 
     def remember(self, pair: Any, result: Any) -> None:
         """Add a result to the memory, unless its method has done so itself."""
-        if "suffix" not in parts_of(result.method):
+        if "suffix" not in parts_of(result.method) and pair.tokenizer is not None:
             for row in result.rows:
                 self.memory(pair).add(row.ids, row.prompt_ids)
 
