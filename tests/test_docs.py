@@ -51,7 +51,9 @@ def test_readme_is_short_and_has_the_two_commands() -> None:
     assert f"\n{start}'.[test,gguf]' && python -m pytest -n 2\n" in text
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md", "docs/own-drafter.md", "docs/train-drafter.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/getting-started.md", "docs/own-drafter.md", "docs/train-drafter.md"]
+)
 def test_python_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     examples = blocks(page, "python")

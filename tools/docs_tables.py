@@ -70,12 +70,16 @@ def _allowed(option: Option) -> str:
     return option.allowed
 
 
+_LENGTHS = {"mtp_layers": "one per MTP layer", "dflash": "the whole block"}
+"""Draft lengths that follow from the model."""
+
+
 def _default(option: Option) -> str:
     values = {name: default(option.name, name) for name in option.methods or METHODS}
     shown = [] if option.default is None else [f"`{option.default}`"]
     for name, value in values.items():
         if value != option.default:
-            shown.append(f"{f'`{value}`' if value is not None else 'one per MTP layer'} (`{name}`)")
+            shown.append(f"{f'`{value}`' if value is not None else _LENGTHS[name]} (`{name}`)")
     return "; ".join(shown) or "-"
 
 

@@ -1,4 +1,4 @@
-"""DFlash drafters (arXiv 2602.06036; DFlash 2, z-lab 2026): known by their config, read, and checked against a target.
+"""DFlash drafters (Chen et al. 2602.06036; DFlash 2, Inco AI 2026): known by their config, read, and checked.
 
 Three formats: z-lab's checkpoints, those of speculators (vllm-project), and transformers' own assistant of Muse
 Glimmer. They differ in how layers are numbered, in what a window is and in which position drafts the first token.

@@ -93,7 +93,7 @@ _METHODS = (
         name="dflash",
         title="DFlash",
         help="a block-diffusion drafter made for the target drafts a whole block in one pass",
-        source="DFlash 2602.06036; DFlash 2, z-lab 2026",
+        source="DFlash, Chen et al. 2602.06036; DFlash 2, Inco AI 2026",
         needs=("assistant_model",),
         defaults={"num_assistant_tokens": None},
     ),
