@@ -221,6 +221,15 @@ def project_to_logits(mtp: Any, states: Tensor) -> Tensor:
     return logits
 
 
+# ---- transformers: files of a checkpoint
+def find_file(place: str, name: str, **options: Any) -> str | None:
+    """The path of a file in a folder or of a hub model; None if there is no such file. `options`: of `cached_file`."""
+    from transformers.utils import cached_file
+
+    found: str | None = cached_file(place, name, _raise_exceptions_for_missing_entries=False, **options)
+    return found
+
+
 # ---- transformers: the parts of decoder layers
 class DecoderParts(NamedTuple):
     """Classes of modules that make a model type's decoder layers."""

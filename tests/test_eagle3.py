@@ -268,6 +268,21 @@ def test_accepted_drafts_of_any_length() -> None:
         assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
+def test_prompts_in_chunks_and_steps_without_a_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States wait for the next draft, or are run when many have gathered."""
+    model, small = target(torch.float64), drafter("plain", torch.float64)
+    monkeypatch.setattr("specnb.drafters.eagle3._CHUNK", 4)
+    monkeypatch.setattr("specnb.drafters.eagle3._MAX_PENDING", 2)
+    lengths = itertools.cycle([0, 0, 3, 0, 2, 0, 0, 0, 0])
+    monkeypatch.setattr("specnb.decoding.schedules.Constant.length", lambda self, match_length=0: next(lengths))
+    ids, mask = padded(PROMPTS)
+    with drafting() as drafts:
+        result = spec(model, ids, attention_mask=mask, max_new_tokens=16, assistant_model=small, **STEADY)
+    assert [list(row.ids) for row in result.rows] == [plain(model, prompt, max_new_tokens=16) for prompt in PROMPTS]
+    check(drafts, model, small)
+    assert len(drafts) < sum(map(len, (row.steps for row in result.rows))) / 2
+
+
 FAMILIES: dict[str, Any] = {
     "gemma3": tiny.gemma3,
     "qwen3": lambda: tiny.family("qwen3"),

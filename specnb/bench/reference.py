@@ -85,6 +85,8 @@ class Reference:
             ValueError: transformers does not have what the run asks for.
         """
         method, target = arguments.get("method", "plain"), self.target
+        if method == "eagle3":
+            raise ValueError("transformers has no EAGLE-3 drafters")
         if arguments.get("verification", default("verification", method)) != "token":
             raise ValueError("transformers has no block verification")
         draft = {name: arguments[name] for name in _DRAFT if arguments.get(name) is not None}

@@ -228,7 +228,7 @@ def check_eagle3(target: PreTrainedModel, drafter: Eagle3Drafter) -> None:
     mine = config.name_or_path or type(drafter).__name__
     theirs = target.config.name_or_path or type(target).__name__
     names = f"the EAGLE-3 drafter {mine!r} cannot draft for {theirs!r} ({type(target).__name__})"
-    size, depth = config.target_hidden_size or config.hidden_size, int(text.num_hidden_layers)
+    size, depth = config.target_hidden_size or config.hidden_size, int(getattr(text, "num_hidden_layers", 0))
     if size != text.hidden_size:
         raise ValueError(f"{names}: it reads states of size {size}, the target's have {text.hidden_size}.")
     if config.vocab_size != text.vocab_size:

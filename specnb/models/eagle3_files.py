@@ -183,12 +183,9 @@ def _renamed(key: str) -> str:
 def _read_tensors(name: str, place: str, options: Mapping[str, Any]) -> dict[str, Tensor]:
     """All tensors of a checkpoint. Pickles are read without running what is in them."""
     from safetensors.torch import load_file
-    from transformers.utils import cached_file
 
     def find(file: str) -> Path | None:
-        found = cached_file(
-            place, file, **options, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_gated_repo=False
-        )
+        found = compat.find_file(place, file, **options)
         return None if found is None else Path(found)
 
     for single in ("model.safetensors", "pytorch_model.bin"):

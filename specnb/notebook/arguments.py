@@ -150,7 +150,9 @@ def specload_parser() -> Parser:
     parser = Parser("%specload", _SPECLOAD)
     parser.add_argument("name", nargs="?", metavar="NAME")
     parser.add_argument(
-        "--assistant", metavar="NAME", help="the draft model; a number N: the model's own first N layers"
+        "--assistant",
+        metavar="NAME",
+        help="the draft model or EAGLE-3 drafter; a number N: the model's own first N layers",
     )
     parser.add_argument("--dtype", metavar="TYPE", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--device-map", metavar="MAP", help="cpu, cuda, auto (accelerate decides), ...; default cpu")
