@@ -135,7 +135,7 @@ def test_a_field_of_a_newer_transformers_is_refused_when_set(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("where", ["call", "target", "assistant"])
-def test_speculation_type_is_refused_by_name(where: str) -> None:
+def test_speculation_type_needs_such_a_drafter(where: str) -> None:
     asked = {"speculation_type": "dflash"}
     model, draft = (
         with_config(one, **asked) if where == name else one for name, one in (("target", T), ("assistant", D))

@@ -210,10 +210,15 @@ def _method_from_configs(configs: list[ConfigOptions]) -> str:
 
 
 def _check_speculation_type(configs: list[ConfigOptions], assistant: str | None) -> None:
-    """Raise ValueError if the call or a config asks for a DFlash drafter and the draft model is another one."""
+    """Raise ValueError if the call or a config asks for an unknown drafter, or for one that the draft model is not."""
     for _, where, values in configs:
         kind = values.get("speculation_type")
-        if kind == SPECULATION_TYPE and assistant not in (None, ASKED_BY["speculation_type"]):
+        if kind not in (None, SPECULATION_TYPE):
+            raise ValueError(
+                f"{where} has speculation_type={kind!r}: drafters of that type are not built here. Give "
+                f"{SPECULATION_TYPE!r}, or leave it out."
+            )
+        if kind is not None and assistant not in (None, ASKED_BY["speculation_type"]):
             raise ValueError(
                 f"{where} has speculation_type={kind!r}, but the draft model is for method {assistant!r}: give a "
                 "DFlash drafter, or leave speculation_type out there."

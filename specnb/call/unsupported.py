@@ -40,7 +40,6 @@ _UNSUPPORTED_VALUES: dict[str, tuple[tuple[Any, ...], str]] = {
     "token_healing": ((None, False), "it rewrites the prompt"),
     "output_attentions": ((None, False), "rejected positions have no place in that output"),
     "output_hidden_states": ((None, False), "rejected positions have no place in that output"),
-    "speculation_type": ((None, SPECULATION_TYPE), "drafters of that type are not built here"),
     "synced_gpus": ((None, False), "each process decodes for itself and waits for no other"),
 }
 UNSUPPORTED_OPTIONS = frozenset({*_UNSUPPORTED_VALUES, "cache_implementation", "use_cache"})
