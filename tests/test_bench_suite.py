@@ -46,6 +46,8 @@ def test_every_section_has_its_figures(stem: Path) -> None:
         "plain",
         "draft_model",
         "prompt_lookup",
+        "suffix",
+        "suffix+draft_model",
         "early_exit",
         "universal",
         "gemma4_assistant",
@@ -57,6 +59,8 @@ def test_every_section_has_its_figures(stem: Path) -> None:
             own = run["transformers"]
             if pair.get("target") == "tiny-qwen3-5" and run["run"] != "plain":
                 assert "stateful" in own and run["x transformers' own"] is None
+            elif run["run"].startswith("suffix"):
+                assert "does not have" in own or "has no suffix" in own
             elif run["run"].startswith("mtp_layers") and own:  # transformers before 5.24 cannot load these
                 assert "missing" in own and run["x transformers' own"] is None
             else:

@@ -40,6 +40,8 @@ EMBEDDED: list[tuple[str, str | None, list[dict[str, Any]]]] = [
             {"method": "draft_model"},
             {"method": "draft_model", _K: 5},
             {"method": "prompt_lookup"},
+            {"method": "suffix"},
+            {"method": "suffix+draft_model"},
             {"method": "early_exit", "assistant_early_exit": 2, _K: 5},
         ],
     ),
@@ -83,7 +85,7 @@ def run(
 
 
 def prompts(pair: Any, size: Size, on_progress: Callable[[str], object]) -> list[dict[str, Any]]:
-    """Prompt lookup with default settings (adaptive draft length) and with fixed draft lengths.
+    """Prompt lookup and suffix decoding with default settings, and prompt lookup with fixed draft lengths.
 
     Each is compared with plain decoding, and some with transformers' own prompt lookup.
     """
@@ -95,7 +97,7 @@ def prompts(pair: Any, size: Size, on_progress: Callable[[str], object]) -> list
         one = compare(
             pair,
             PROMPTS[kind][number],
-            ["prompt_lookup", *fixed],
+            ["prompt_lookup", "suffix", *fixed],
             repeats=size.repeats,
             max_new_tokens=size.new,
             do_sample=False,
