@@ -118,8 +118,8 @@ class Reference:
         if method == "mtp_layers":
             return _with_mtp_patterns(target), {**rest, "use_mtp": True}
         assistant = arguments.get("assistant_model", getattr(self.pair, "assistant", None))
-        if method == "eagle3" or (method == "dflash" and type(assistant).__module__.startswith("specnb.")):
-            raise ValueError(f"transformers has no drafter of this kind ({method})")
+        if method == "dflash" and type(assistant).__module__.startswith("specnb."):
+            raise ValueError("transformers has no DFlash drafters but its own")
         if method == "dflash":
             return target, {**rest, "assistant_model": assistant, "speculation_type": "dflash"}
         if method == "universal":
