@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "decoding": {"compat", "runtime", "trace"},
     "drafters": {"compat", "decoding", "memory", "models", "options", "runtime", "text"},
     "call": {"compat", "decoding", "drafters", "memory", "models", "options", "text", "trace"},
-    "training": {"models", "runtime", "text"},
+    "training": {"models", "options", "runtime", "text"},
     "bench": {"compat", "models", "options", "runtime", "text", "trace"},
     "notebook": {"call", "memory", "models", "options", "text", "trace", "views"},
     "demo": {"models", "options", "text", "trace", "views"},

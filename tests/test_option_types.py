@@ -13,6 +13,7 @@ from tools import option_types
 def test_the_types_are_those_of_the_table() -> None:
     """`python -m tools.option_types` writes them anew."""
     assert option_types.PLACE.read_text(encoding="utf-8") == option_types.source()
+    assert option_types.TRAINING_PLACE.read_text(encoding="utf-8") == option_types.training_source()
 
 
 def test_every_option_has_a_type() -> None:

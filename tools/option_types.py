@@ -1,13 +1,15 @@
-"""Write `specnb/call/option_types.py`, the types of the options of `generate`: `python -m tools.option_types`."""
+"""Write the types of the options of `generate` and `train_drafter`: `python -m tools.option_types`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from specnb.call.generate_options import FIELDS
-from specnb.options import ASKED_BY, OPTIONS, Option
+from specnb.options import ASKED_BY, OPTIONS, TRAINING_OPTIONS, Option
 
-PLACE = Path(__file__).parent.parent / "specnb" / "call" / "option_types.py"
+SPECNB = Path(__file__).parent.parent / "specnb"
+PLACE = SPECNB / "call" / "option_types.py"
+TRAINING_PLACE = SPECNB / "training" / "option_types.py"
 _PARAMETERS = {"seed", "logprobs", "top_logprobs"}  # of generate() and decoder() themselves
 _ASKED_BY = {
     "prompt_lookup_num_tokens": "int | None",
@@ -37,6 +39,17 @@ from typing import Any, Literal, TypedDict
 
 from torch import Tensor
 from transformers import GenerationConfig
+
+
+'''
+
+
+_TRAINING_HEAD = '''\
+"""Types of the options of `train_drafter`. Written by `python -m tools.option_types`: do not edit."""
+
+from __future__ import annotations
+
+from typing import TypedDict
 
 
 '''
@@ -73,6 +86,13 @@ def source() -> str:
     )
 
 
+def training_source() -> str:
+    """The text of the module for `train_drafter`."""
+    fields = {option.name: type_of(option) for option in TRAINING_OPTIONS}
+    doc = "The options of `specnb.train_drafter`, as in `specnb.options`."
+    return _TRAINING_HEAD + _typed_dict("TrainingOptions", "TypedDict", doc, fields) + "\n"
+
+
 def _typed_dict(name: str, base: str, doc: str, fields: dict[str, str]) -> str:
     lines = [f"    {field}: {kind}" for field, kind in fields.items()]
     return "\n".join([f"class {name}({base}, total=False):", f'    """{doc}"""', "", *lines])
@@ -80,3 +100,4 @@ def _typed_dict(name: str, base: str, doc: str, fields: dict[str, str]) -> str:
 
 if __name__ == "__main__":
     PLACE.write_text(source(), encoding="utf-8")
+    TRAINING_PLACE.write_text(training_source(), encoding="utf-8")

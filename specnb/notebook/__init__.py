@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-_MAGICS = {"line": ("specload", "specgen", "specbench", "specpanel", "specmemory"), "cell": ("specgen", "specbench")}
-_KEYS = ("%specload", "%%specgen", "%specgen", "%specpanel", "%%specbench", "%specbench", "%specmemory")
+_MAGICS = {
+    "line": ("specload", "specgen", "specbench", "specpanel", "specmemory", "spectrain"),
+    "cell": ("specgen", "specbench", "spectrain"),
+}
+_KEYS = (
+    "%specload",
+    "%%specgen",
+    "%specgen",
+    "%specpanel",
+    "%%specbench",
+    "%specbench",
+    "%specmemory",
+    "%%spectrain",
+    "%spectrain",
+)
 _CLASS = "SpecMagics"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import keyword
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from specnb.models.embedded import DEFAULT
@@ -14,6 +14,7 @@ from specnb.options import (
     BENCH_REPEATS,
     MAGIC_MAX_NEW_TOKENS,
     METHOD_WITHOUT_DRAFT_MODEL,
+    TRAINING_OPTIONS,
     Option,
     all_options,
     default,
@@ -42,6 +43,12 @@ go to every method that has them; --vary makes one run for each value of an opti
 --assistant-early-exit is given.
 
 The variable _specbench always has the last comparison. A running cell can be interrupted: complete rounds are kept."""
+_SPECTRAIN = """Train an EAGLE-3 drafter for the loaded model, from its own answers to the prompts below this line, one a line.
+
+More prompts than a cell holds come from a variable (--prompts), texts to learn from as they are from another (--texts).
+The drafter is written to the folder --out; %specload NAME --assistant FOLDER loads it later. Afterwards the model with
+its new drafter is the current one. A running cell can be interrupted: the best drafter so far is in the folder, and
+--resume goes on. The variable _spectrain always has the last result."""
 _SPECLOAD = """Load a model, and a draft model if one is named, and make it the one that %%specgen uses.
 
 NAME is a hub id, a local folder, a .gguf file or a name that specnb knows (--list shows them). Loading the same again
@@ -148,6 +155,11 @@ def _options(parser: Parser) -> None:
     groups: dict[str, Any] = {}
     for option in all_options():
         group = groups.get(option.group) or groups.setdefault(option.group, parser.add_argument_group(option.group))
+        _add_options(group, [option])
+
+
+def _add_options(group: Any, options: Iterable[Option]) -> None:
+    for option in options:
         if option.type is bool:
             group.add_argument(flag(option.name), action=argparse.BooleanOptionalAction, help=_help(option))
         else:
@@ -155,6 +167,28 @@ def _options(parser: Parser) -> None:
             group.add_argument(
                 flag(option.name), action=action, type=_value(option), metavar=_metavar(option), help=_help(option)
             )
+
+
+def spectrain_parser() -> Parser:
+    """The parser of `%%spectrain`: its own arguments, and one for every option of `train_drafter`."""
+    parser = Parser("%%spectrain", _SPECTRAIN)
+    own = parser.add_argument_group("the cell")
+    own.add_argument("--model", metavar="NAME", help="a loaded model other than the current one")
+    own.add_argument(
+        "-o", "--output", type=_identifier, metavar="NAME", help="assign the TrainingResult to this variable"
+    )
+    own.add_argument("-q", "--quiet", action="store_true", help="show nothing")
+    own.add_argument("--out", metavar="DIR", help="folder of the drafter (needed)")
+    own.add_argument("--resume", action="store_true", help="go on with the training in that folder")
+    for name in ("prompts", "texts", "held-out"):
+        own.add_argument(f"--{name}", type=_identifier, metavar="VAR", help=f"a variable with the list of {name} texts")
+    own.add_argument(
+        "--chat",
+        action=argparse.BooleanOptionalAction,
+        help="send prompts as chat messages (default: if the model has a chat template)",
+    )
+    _add_options(parser.add_argument_group("training"), TRAINING_OPTIONS)
+    return parser
 
 
 def specload_parser() -> Parser:
@@ -263,7 +297,8 @@ def _metavar(option: Option) -> str:
 
 
 def _help(option: Option) -> str:
-    values = {method: default(option.name, method) for method in methods_with(option)}
+    trained = option.group == "training"
+    values = {} if trained else {method: default(option.name, method) for method in methods_with(option)}
     text = option.help
     if option.default is not None:
         odd = [f"{method}: {value}" for method, value in values.items() if value != option.default]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from specnb.options import MODEL_DRAFTERS, method_info, method_names
+from specnb.options import MODEL_DRAFTERS, method_info, method_names, parts_of
 
 _NO_DRAFT = "there is no draft model: load the pair with one (%specload NAME --assistant OTHER)"
 
@@ -46,6 +47,15 @@ def available_methods(pair: Any) -> dict[str, str | None]:
             reasons[name] = why if fitting is None else _OTHER_METHOD[name].format(method_info(fitting).title)
     hybrids = [f"suffix+{name}" for name in MODEL_DRAFTERS if name != "early_exit" and reasons[name] is None]
     return reasons | dict.fromkeys(hybrids)
+
+
+def reason_against(reasons: Mapping[str, str | None], method: str) -> str | None:
+    """Why a pair cannot run a method, or one of the parts of a hybrid; None if it can.
+
+    Args:
+        reasons: those of `available_methods`.
+    """
+    return next((reason for part in parts_of(method) if (reason := reasons[part]) is not None), None)
 
 
 _OTHER_METHOD = {

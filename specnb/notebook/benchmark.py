@@ -8,7 +8,7 @@ from typing import Any
 
 from IPython.display import display
 
-from specnb.notebook.availability import available_methods
+from specnb.notebook.availability import available_methods, reason_against
 from specnb.notebook.stream import is_notebook
 from specnb.options import drafting_options, method_names
 
@@ -102,9 +102,9 @@ def runs(
     """
     possible = available_methods(pair)
     for name in methods:
-        if possible[name] is not None:
-            raise ValueError(f"{pair.name or 'this pair'} cannot run {name}: {possible[name]}.")
-    own = {name: drafting_options(name) for name in possible}
+        if (reason := reason_against(possible, name)) is not None:
+            raise ValueError(f"{pair.name or 'this pair'} cannot run {name}: {reason}.")
+    own = {name: drafting_options(name) for name in (*possible, *methods)}
     exits = "assistant_early_exit" in given or (vary is not None and vary[0].name == "assistant_early_exit")
     chosen = list(methods) or [
         name

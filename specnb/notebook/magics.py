@@ -22,12 +22,14 @@ from specnb.notebook.arguments import (
     specload_parser,
     specmemory_parser,
     specpanel_parser,
+    spectrain_parser,
 )
 from specnb.notebook.benchmark import Benchmark, split_prompts
 from specnb.notebook.cell_text import exact_body, expand
 from specnb.notebook.magic_parser import complete
 from specnb.notebook.session import LAST, LAST_BENCH, Session
 from specnb.notebook.stream import View, view_for
+from specnb.notebook.training import LAST_TRAINING, TrainingPage, train, training_data
 from specnb.options import (
     MAGIC_MAX_NEW_TOKENS,
     METHOD_WITHOUT_DRAFT_MODEL,
@@ -204,6 +206,38 @@ class SpecMagics(Magics):
             raise Interrupted(f"{kept}.") from interrupted
 
     @no_var_expand
+    @line_cell_magic
+    def spectrain(self, line: str, cell: str | None = None) -> None:
+        parser = spectrain_parser()
+        options = parser.read(line)
+        if options.pop("help", False):
+            print(parser.format_help())
+            return
+        own = {key: options.pop(key, None) for key in ("model", "output", "quiet", "prompts", "texts", "held_out")}
+        if "out" not in options:
+            raise UsageError("%%spectrain: name the folder of the drafter: --out DIR.")
+        with _usage_errors():
+            pair = self.session.pair(own["model"])
+            data = training_data(exact_body(line, cell or "", self._cells, "%%spectrain"), own, self.shell.user_ns)
+            try:
+                result = train(pair, TrainingPage(self.shell, bool(own["quiet"]), self.live), data, options)
+            except KeyboardInterrupt as interrupt:
+                result = getattr(interrupt, "partial_result", None)
+                if result is not None:
+                    self._keep_training(result, own["output"])
+                kept = (
+                    "nothing was trained yet" if result is None else f"the best drafter so far is in {options['out']}"
+                )
+                raise Interrupted(f"{kept}.") from interrupt
+        self._keep_training(result, own["output"])
+        self.session.add(result.pair)
+
+    def _keep_training(self, result: Any, output: str | None) -> None:
+        for name in (LAST_TRAINING, output):
+            if name:
+                self.shell.user_ns[name] = result
+
+    @no_var_expand
     @line_magic
     def specpanel(self, line: str) -> Any:
         parser = specpanel_parser()
@@ -287,6 +321,7 @@ _PARSERS = {
     "specpanel": specpanel_parser,
     "specbench": specbench_parser,
     "specmemory": specmemory_parser,
+    "spectrain": spectrain_parser,
 }
 for _name, _make in _PARSERS.items():
     getattr(SpecMagics, _name).__doc__ = _make().format_help()

@@ -37,6 +37,7 @@ from specnb.options.methods import (
 from specnb.options.option import Option, unknown
 from specnb.options.registered import REGISTRY
 from specnb.options.table import BY_NAME, LOOKUPS, MODEL_DRAFTERS, OPTIONS, OPTIONS_OF_REGISTERED
+from specnb.options.training import TRAINING_OPTIONS
 
 __all__ = [
     "ASKED_BY",
@@ -54,6 +55,7 @@ __all__ = [
     "OPTIONS_OF_REGISTERED",
     "PANEL_MAX_NEW_TOKENS",
     "REGISTRY",
+    "TRAINING_OPTIONS",
     "WARM_UP_TOKENS",
     "Method",
     "MethodInfo",

@@ -26,7 +26,7 @@ class Option:
         slider: smallest and largest value that a slider offers. Valid values may lie outside.
         suggested: where the slider stands when the user switches on an option without a default; None is `slider[0]`.
         methods: names of the methods that have the option; empty means every method.
-        group: "drafting", "length", "sampling" or "trace".
+        group: "drafting", "length", "sampling", "trace" or "training".
         multiple: whether a list of values is valid too.
         hint: what to do instead of giving a value that is out of bounds.
     """

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from specnb.training.arguments import as_texts, check_settings, split
+from specnb.training.option_types import TrainingOptions
 from specnb.training.result import Progress, TrainingResult
 from specnb.training.run import Run
 
@@ -21,23 +22,11 @@ def train_drafter(
     texts: Sequence[str] | None = None,
     *,
     out: str | os.PathLike[str],
-    minutes: float = 15.0,
-    steps: int | None = None,
     held_out: Sequence[str] | None = None,
     resume: bool = False,
     chat: bool | None = None,
-    seed: int = 0,
-    num_hidden_layers: int = 1,
-    draft_vocab_size: int = 4096,
-    ttt_steps: int = 3,
-    learning_rate: float = 1e-3,
-    batch_size: int = 16,
-    rows: int = 16,
-    max_new_tokens: int = 192,
-    max_length: int = 512,
-    sampled_share: float = 0.5,
-    memory_gb: float | None = None,
     on_progress: Callable[[Progress], object] | None = None,
+    **options: Unpack[TrainingOptions],
 ) -> TrainingResult:
     """Train an EAGLE-3 drafter for a target, from the target's own answers to prompts, or from texts.
 
@@ -50,26 +39,15 @@ def train_drafter(
         prompts: what the target is to answer; as many and as much like the later prompts as possible.
         texts: texts to learn from as they are, instead of prompts or in addition to them.
         out: folder of the drafter. `specnb.load(TARGET, out)` and vLLM read it.
-        minutes: for all of it, measuring included.
-        steps: number of optimizer steps instead of minutes. All prompts are answered then, and the same data and seed
-            give the same drafter.
         held_out: prompts (or, with `texts` alone, texts) to measure with. None takes a tenth of those given, at most
             40.
         resume: go on with what is in `out`: answers, weights and optimizer are read from there.
         chat: whether prompts are sent as chat messages; None if the tokenizer has a chat template.
-        seed: of everything that is random.
-        num_hidden_layers: layers of the drafter.
-        draft_vocab_size: most tokens that the drafter can propose: those that are most frequent in the answers.
-        ttt_steps: number of tokens that are unrolled in training.
-        learning_rate: the highest; it falls along a cosine.
-        batch_size: texts per optimizer step.
-        rows: prompts that are answered together.
-        max_new_tokens: most tokens of an answer.
-        max_length: most tokens of a text; longer texts are cut into pieces.
-        sampled_share: share of the answers that is sampled, at temperature 0.6.
-        memory_gb: memory for the target's states, in gigabytes; more of them go to a file in `out`. None takes a
-            quarter of the memory that is free.
         on_progress: called with each `Progress`; None prints the messages.
+        options: `minutes` (15), for all of it, or `steps`, a number of optimizer steps, with which the same data and
+            `seed` give the same drafter; `num_hidden_layers`, `draft_vocab_size` and `ttt_steps` of the drafter;
+            `learning_rate`, `batch_size`; `rows`, `max_new_tokens` and `sampled_share` of the answers; `max_length`,
+            `memory_gb`. `specnb.options.TRAINING_OPTIONS` has them all with defaults and bounds.
 
     Returns:
         The result: what is accepted on held-out texts, the measured speed, and the pair with its drafter.
@@ -80,13 +58,8 @@ def train_drafter(
         OSError: the disk is full.
         KeyboardInterrupt: with the result so far as `.partial_result`; the best drafter so far is in `out`.
     """
-    settings = {
-        name: value
-        for name, value in locals().items()
-        if name not in ("pair", "prompts", "texts", "out", "held_out", "resume", "on_progress")
-    }
-    check_settings(settings)
+    settings = check_settings(options) | {"chat": chat}
     asked, given = as_texts("prompts", prompts), as_texts("texts", texts)
-    testing, asked, given = split(asked, given, held_out, seed)
+    testing, asked, given = split(asked, given, held_out, settings["seed"])
     run = Run(pair, Path(out), settings, on_progress or (lambda progress: print(progress.message, flush=True)))
     return run.train(asked, given, testing, resume)

@@ -8,41 +8,27 @@ from typing import Any
 
 import torch
 
+from specnb.options import TRAINING_OPTIONS, unknown
 from specnb.training import checkpoint
 
 ANSWERS = "answers.jsonl"
 """The file with the target's answers, in the drafter's folder."""
 LEAST_EXAMPLES = 4
 _MOST_HELD_OUT = 40
-BOUNDS: dict[str, tuple[float, float]] = {
-    "minutes": (0.1, 100_000),
-    "steps": (1, 10**9),
-    "seed": (0, 2**63 - 1),
-    "num_hidden_layers": (1, 8),
-    "draft_vocab_size": (2, 10**7),
-    "ttt_steps": (1, 16),
-    "learning_rate": (1e-7, 1.0),
-    "batch_size": (1, 4096),
-    "rows": (1, 1024),
-    "max_new_tokens": (2, 100_000),
-    "max_length": (8, 1_000_000),
-    "sampled_share": (0, 1),
-    "memory_gb": (0, 10_000),
-}
-"""Smallest and largest value of each setting."""
 
 
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raise ValueError for a value out of bounds."""
-    for name, (low, high) in BOUNDS.items():
-        value = settings[name]
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        whole = name in ("minutes", "learning_rate", "sampled_share", "memory_gb")
-        if value is None and name in ("steps", "memory_gb"):
-            continue
-        if not number or not (whole or isinstance(value, int)) or not low <= value <= high:
-            kind = "a number" if whole else "an int"
-            raise ValueError(f"{name}={value!r} is not valid: {name} must be {kind} from {low:g} to {high:g}.")
+def check_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings: the options that were given, checked, and the defaults of the others.
+
+    Raises:
+        ValueError: there is no such option, or a value is out of bounds.
+    """
+    known = {option.name: option for option in TRAINING_OPTIONS}
+    for name in options:
+        if name not in known:
+            raise ValueError(f"train_drafter: {unknown('option', name, known)}")
+    given = {name: value for name, value in options.items() if value is not None}
+    return {name: option.check(given[name]) if name in given else option.default for name, option in known.items()}
 
 
 def as_texts(name: str, given: Any) -> list[str]:

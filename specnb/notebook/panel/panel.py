@@ -138,9 +138,10 @@ class Panel:
         """
         if method is not None:
             if method not in self._form.available:
-                raise ValueError(
-                    f"{method!r} cannot run here: {self._form.reasons.get(method, 'there is no such method')}."
+                other = (
+                    "the panel offers hybrids of suffix decoding only" if "+" in method else "there is no such method"
                 )
+                raise ValueError(f"{method!r} cannot run here: {self._form.reasons.get(method, other)}.")
             self._form.method.value = method
         if prompt is not None:
             self._form.prompt.value = prompt
