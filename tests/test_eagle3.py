@@ -512,7 +512,7 @@ def test_load_save_and_load_again(tmp_path: Path) -> None:
     assert alone.dtype is torch.bfloat16
     with pytest.raises(specnb.LoadError, match="is a drafter.*cannot generate alone"):
         specnb.load(folder)
-    with pytest.raises(specnb.LoadError, match="is not an EAGLE-3 drafter"):
+    with pytest.raises(specnb.LoadError, match="is no EAGLE-3"):
         specnb.load_drafter(home)
 
 
