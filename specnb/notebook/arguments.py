@@ -43,7 +43,7 @@ go to every method that has them; --vary makes one run for each value of an opti
 --assistant-early-exit is given.
 
 The variable _specbench always has the last comparison. A running cell can be interrupted: complete rounds are kept."""
-_SPECTRAIN = """Train an EAGLE-3 drafter for the loaded model, from its own answers to the prompts below this line, one a line.
+_SPECTRAIN = """Train an EAGLE-3 drafter for the loaded model from its own answers to the prompts below, one a line.
 
 More prompts than a cell holds come from a variable (--prompts), texts to learn from as they are from another (--texts).
 The drafter is written to the folder --out; %specload NAME --assistant FOLDER loads it later. Afterwards the model with

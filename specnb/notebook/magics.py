@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -12,11 +10,9 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from traitlets import Bool, Enum, Int
 from traitlets import default as trait_default
 
-from specnb.memory import Memory
 from specnb.models.embedded import DEFAULT
 from specnb.models.registry import REGISTERED
 from specnb.notebook.arguments import (
-    MEMORY_ACTIONS,
     specbench_parser,
     specgen_parser,
     specload_parser,
@@ -27,6 +23,8 @@ from specnb.notebook.arguments import (
 from specnb.notebook.benchmark import Benchmark, split_prompts
 from specnb.notebook.cell_text import exact_body, expand
 from specnb.notebook.magic_parser import complete
+from specnb.notebook.magic_support import Interrupted, no_weight_bars, read, usage_errors
+from specnb.notebook.memory_actions import manage_memory
 from specnb.notebook.session import LAST, LAST_BENCH, Session
 from specnb.notebook.stream import View, view_for
 from specnb.notebook.training import LAST_TRAINING, TrainingPage, train, training_data
@@ -36,16 +34,8 @@ from specnb.options import (
     hybrid_names,
     method_info,
     method_names,
-    unknown,
 )
 from specnb.text import prompt_inputs
-
-
-class Interrupted(KeyboardInterrupt):
-    """An interrupted generation, shown in one line. It is still an error, so that queued cells do not run."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [f"Interrupted: {self}"]
 
 
 class _MethodName(Enum):
@@ -106,23 +96,21 @@ class SpecMagics(Magics):
     @no_var_expand
     @line_magic
     def specload(self, line: str) -> None:
-        parser = specload_parser()
-        options = parser.read(line)
-        if options.pop("help", False):
-            print(parser.format_help())
+        options = read(specload_parser, line)
+        if options is None:
             return
         dropped, listed, name = options.pop("drop", None), options.pop("list", False), options.pop("name", None)
         output = options.pop("output", None)
         if name is None and options:
             raise UsageError("%specload: give the model's NAME before its options.")
         if dropped is not None:
-            with _usage_errors():
+            with usage_errors():
                 self.session.pair(dropped)
             self.session.drop(dropped)
         if name is not None or not (dropped or listed):
             self._load(name, options)
         if output:
-            with _usage_errors():
+            with usage_errors():
                 self.shell.user_ns[output] = self.session.pair()
         if listed or dropped:
             for key, pair in self.session.pairs.items():
@@ -139,17 +127,15 @@ class SpecMagics(Magics):
             print(f"No name was given, so this is: %specload {name} --assistant {options['assistant']}")
         elif options.get("assistant", "").isdecimal():
             options["assistant"] = int(options["assistant"])
-        with _usage_errors(), _no_weight_bars():
+        with usage_errors(), no_weight_bars():
             self.session.load(name, **options)
         print(self.session.pair().describe())
 
     @no_var_expand
     @line_cell_magic
     def specgen(self, line: str, cell: str | None = None) -> None:
-        parser = specgen_parser()
-        options = parser.read(line)
-        if options.pop("help", False):
-            print(parser.format_help())
+        options = read(specgen_parser, line)
+        if options is None:
             return
         body = exact_body(line, cell or "", self._cells)
         if not body.strip():
@@ -160,7 +146,7 @@ class SpecMagics(Magics):
             body = expand(body, self.shell.user_ns)
         names = ("method", "model", "output", "quiet", "chat", "system", "no_memory")
         own = {key: options.pop(key, None) for key in names}
-        with _usage_errors():
+        with usage_errors():
             pair = self.session.pair(own["model"])
             device = getattr(pair.target, "device", None)
             inputs = prompt_inputs(pair.tokenizer, body, chat=own["chat"], system=own["system"], device=device)
@@ -179,10 +165,8 @@ class SpecMagics(Magics):
     @no_var_expand
     @line_cell_magic
     def specbench(self, line: str, cell: str | None = None) -> None:
-        parser = specbench_parser()
-        options = parser.read(line)
-        if options.pop("help", False):
-            print(parser.format_help())
+        options = read(specbench_parser, line)
+        if options is None:
             return
         prompts = split_prompts(exact_body(line, cell or "", self._cells, "%%specbench"))
         if not prompts:
@@ -192,13 +176,12 @@ class SpecMagics(Magics):
         output, quiet = options.pop("output", None), options.pop("quiet", False)
         if self.max_new_tokens is not None:
             options.setdefault("max_new_tokens", self.max_new_tokens)
-        with _usage_errors():
+        with usage_errors():
             pair = self.session.pair(options.pop("model", None))
             work = Benchmark(pair, prompts, options)
             interrupted, found = work.run(self.shell, self.live, quiet)
-        for name in (LAST_BENCH, output):
-            if name and found is not None:
-                self.shell.user_ns[name] = found
+        if found is not None:
+            self._assign(found, LAST_BENCH, output)
         if interrupted is not None:
             kept = (
                 f"{found.repeats} complete rounds, kept in {output or LAST_BENCH}" if found else "no round was complete"
@@ -208,15 +191,13 @@ class SpecMagics(Magics):
     @no_var_expand
     @line_cell_magic
     def spectrain(self, line: str, cell: str | None = None) -> None:
-        parser = spectrain_parser()
-        options = parser.read(line)
-        if options.pop("help", False):
-            print(parser.format_help())
+        options = read(spectrain_parser, line)
+        if options is None:
             return
         own = {key: options.pop(key, None) for key in ("model", "output", "quiet", "prompts", "texts", "held_out")}
         if "out" not in options:
             raise UsageError("%%spectrain: name the folder of the drafter: --out DIR.")
-        with _usage_errors():
+        with usage_errors():
             pair = self.session.pair(own["model"])
             data = training_data(exact_body(line, cell or "", self._cells, "%%spectrain"), own, self.shell.user_ns)
             try:
@@ -224,68 +205,40 @@ class SpecMagics(Magics):
             except KeyboardInterrupt as interrupt:
                 result = getattr(interrupt, "partial_result", None)
                 if result is not None:
-                    self._keep_training(result, own["output"])
+                    self._assign(result, LAST_TRAINING, own["output"])
                 kept = (
                     "nothing was trained yet" if result is None else f"the best drafter so far is in {options['out']}"
                 )
                 raise Interrupted(f"{kept}.") from interrupt
-        self._keep_training(result, own["output"])
+        self._assign(result, LAST_TRAINING, own["output"])
         self.session.add(result.pair)
-
-    def _keep_training(self, result: Any, output: str | None) -> None:
-        for name in (LAST_TRAINING, output):
-            if name:
-                self.shell.user_ns[name] = result
 
     @no_var_expand
     @line_magic
     def specpanel(self, line: str) -> Any:
-        parser = specpanel_parser()
-        options = parser.read(line)
-        if options.pop("help", False):
-            print(parser.format_help())
+        options = read(specpanel_parser, line)
+        if options is None:
             return None
         from specnb.notebook.panel import Panel
 
-        with _usage_errors():
+        with usage_errors():
             pair = self.session.pair(options["name"]) if "name" in options else None
             return Panel(pair, session=self.session, method=self.method)
 
     @no_var_expand
     @line_magic
     def specmemory(self, line: str) -> None:
-        parser = specmemory_parser()
-        options = parser.read(line)
-        if options.pop("help", False):
-            print(parser.format_help())
+        options = read(specmemory_parser, line)
+        if options is None:
             return
-        action, file = options.get("action"), options.get("file", "")
-        if action is not None and action not in MEMORY_ACTIONS:
-            raise UsageError("%specmemory: " + unknown("action", action, MEMORY_ACTIONS))
-        if action is not None and MEMORY_ACTIONS[action] != bool(file):
-            raise UsageError(f"write %specmemory {action}{' FILE' if MEMORY_ACTIONS[action] else ', without a file'}.")
-        with _usage_errors():
-            if action is not None or "model" in options:
-                pair = self.session.pair(options.get("model"))
-                if action == "load":
-                    self.session.set_memory(pair, Memory.load(file))
-                memory = self.session.memory(pair)
-                if action == "save":
-                    memory.save(file)
-                if action == "clear":
-                    memory.clear()
-                print(memory)
-                return
-        for memory in self.session.memories.values():
-            print(memory)
-        if not self.session.memories:
-            print("the session's memory is empty")
+        with usage_errors():
+            manage_memory(self.session, options)
 
     def _generate(self, pair: Any, view: View | None, output: str | None, remember: bool, **options: Any) -> None:
         import specnb
 
         try:
-            with _usage_errors():
+            with usage_errors():
                 result = specnb.generate(pair, on_step=view.step if view else None, **options)
         except KeyboardInterrupt as interrupt:
             partial = getattr(interrupt, "partial_result", None)
@@ -308,11 +261,13 @@ class SpecMagics(Magics):
         self.session.set_result(result)
         if pair is not None:
             self.session.remember(pair, result)
-        for name in (LAST, output):
-            if name:
-                self.shell.user_ns[name] = result
+        self._assign(result, LAST, output)
         if view:
             view.finish(result)
+
+    def _assign(self, value: Any, *names: str | None) -> None:
+        """Give a result to the user's variables."""
+        self.shell.user_ns.update({name: value for name in names if name})
 
 
 _PARSERS = {
@@ -325,29 +280,3 @@ _PARSERS = {
 }
 for _name, _make in _PARSERS.items():
     getattr(SpecMagics, _name).__doc__ = _make().format_help()
-
-
-@contextmanager
-def _usage_errors() -> Iterator[None]:
-    """Turn errors about the user's input into UsageErrors of one line. `%tb` still shows the traceback."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError, ImportError, NotImplementedError) as error:
-        raise UsageError(" ".join(str(error).split()) or type(error).__name__) from error
-
-
-@contextmanager
-def _no_weight_bars() -> Iterator[None]:
-    """Hide transformers' progress bars for reading weights. The hub's bars for downloads stay."""
-    from huggingface_hub.utils import enable_progress_bars
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    if shown:
-        logging.disable_progress_bar()  # this also disables the hub's bars
-        enable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
