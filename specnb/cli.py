@@ -1,15 +1,16 @@
-"""The command line: `python -m specnb demo` and `python -m specnb bench`."""
+"""The command line: `python -m specnb demo`, `bench` and `train`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from specnb.demo import DEFAULT_MODEL, REAL_MODEL, demo
-from specnb.options import DEMO_MAX_NEW_TOKENS, unknown
+from specnb.options import DEMO_MAX_NEW_TOKENS, TRAINING_OPTIONS, Option, unknown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_bench(commands)
+    _add_train(commands)
     args = parser.parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # the marks may not exist in the console's encoding
@@ -112,6 +114,64 @@ def _bench(args: argparse.Namespace) -> None:
         args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         args.output.with_suffix(".md").write_text(page, encoding="utf-8")
+
+
+def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "train", help="train an EAGLE-3 drafter from the target's own answers", allow_abbrev=False
+    )
+    command.add_argument("--model", default=DEFAULT_MODEL, metavar="NAME", help=f"the target; default: {DEFAULT_MODEL}")
+    command.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder of the drafter")
+    command.add_argument("--prompts", type=Path, metavar="FILE", help="prompts that the target answers, one a line")
+    command.add_argument("--held-out", type=Path, metavar="FILE", help="prompts to measure with, one a line")
+    command.add_argument("--texts", type=Path, nargs="+", metavar="FILE", help="texts to learn from, one a file")
+    command.add_argument("--resume", action="store_true", help="go on with the training in the folder")
+    command.add_argument("--chat", action=argparse.BooleanOptionalAction, help="send prompts as chat messages")
+    for option in TRAINING_OPTIONS:
+        default = "" if option.default is None else f"; default: {option.default}"
+        command.add_argument(
+            f"--{option.name.replace('_', '-')}",
+            type=_value(option),
+            metavar="N",
+            help=f"{option.help}{default}".replace("%", "%%"),
+        )
+    command.set_defaults(run=_train)
+
+
+def _train(args: argparse.Namespace) -> None:
+    import transformers
+
+    import specnb
+
+    transformers.utils.logging.disable_progress_bar()
+    given = {option.name: getattr(args, option.name) for option in TRAINING_OPTIONS}
+    specnb.train_drafter(
+        specnb.load(args.model),
+        _lines(args.prompts),
+        None if args.texts is None else [path.read_text(encoding="utf-8") for path in args.texts],
+        out=args.out,
+        held_out=_lines(args.held_out),
+        resume=args.resume,
+        chat=args.chat,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def _lines(path: Path | None) -> list[str] | None:
+    """The lines of a file that are not empty."""
+    return None if path is None else [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def _value(option: Option) -> Callable[[str], Any]:
+    """A function for argparse that converts and checks a value."""
+
+    def read(text: str) -> Any:
+        try:
+            return option.check(option.type(text))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be {option.allowed}.") from None
+
+    return read
 
 
 def _positive_int(text: str) -> int:
