@@ -189,6 +189,8 @@ def test_the_same_seed_gives_the_same_drafter_also_after_an_interrupt(
     partial = interrupt.value.partial_result  # type: ignore[attr-defined]
     assert isinstance(partial, TrainingResult) and not partial.finished and partial.history[-1].step == 6
     assert isinstance(specnb.load("tiny-llama", tmp_path / "out").assistant, Eagle3Drafter)
+    with pytest.raises(ValueError, match=r"answers to other prompts \(from number \d+ on\)"):
+        train_drafter(pair, PROMPTS[1:], out=tmp_path / "out", resume=True, **quick)
     answered: list[str] = []
     result = train_drafter(
         pair,

@@ -131,6 +131,7 @@ class Run:
         asked = _within(asked, given["max_length"])
         file = AnswerFile(self.out / ANSWERS)
         answers = file.read()[: len(asked)]
+        _check_answers(answers, asked, file.path)
         told = [False]
 
         def on_answers(new: list[Example]) -> None:
@@ -277,6 +278,16 @@ class Run:
         (self.out / RESULT).write_text(result.to_json(indent=1), encoding="utf-8")
         self.report("measuring", 1.0, result.verdict)
         return result
+
+
+def _check_answers(answers: Sequence[Example], asked: Sequence[list[int]], path: Path) -> None:
+    """Raise ValueError if a file has the answers to other prompts."""
+    for number, (answer, prompt) in enumerate(zip(answers, asked, strict=False), 1):
+        if answer.prompt != prompt:
+            raise ValueError(
+                f"{path} has answers to other prompts (from number {number} on): resume with the prompts and held_out= "
+                "that the training was begun with, or give another out=."
+            )
 
 
 def _within(prompts: list[list[int]], most: int) -> list[list[int]]:
