@@ -6,6 +6,7 @@ Some work, with checkpoints named like the released ones. Those whose target can
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,10 @@ def clean(model: PreTrainedModel, ids: list[int], drafted: list[int]) -> Tensor:
     with pytest.MonkeyPatch.context() as patch:
         if isinstance(kinds := MASKS.get("hybrid_sliding"), dict):
             patch.setitem(kinds, "sliding_attention", MASKS["sliding_attention"])
+        for layer, kind in zip(
+            load_mtp(model).layers, getattr(load_mtp(model).config, "layer_types", ()), strict=False
+        ):
+            patch.setattr(layer, "layer_type", kind, raising=False)  # before transformers 5.24 it is looked for here
         theirs, logits, _ = load_mtp(model)(
             input_ids=text[:, 1:],
             last_hidden_states=model.get_decoder()(text).last_hidden_state[:, :end],
@@ -311,3 +316,40 @@ def test_mtp_layers_with_a_running_state_are_refused_by_name() -> None:
     model = bailing().eval()
     with no_forward(model), pytest.raises(ValueError, match=r"MTP layers of BailingHybridForCausalLM.*another method"):
         spec(model, X, max_new_tokens=4, use_mtp=True)
+
+
+def test_a_padded_head_is_sampled_from(tmp_path: Path) -> None:
+    """Inkling gives fewer logits than the vocabulary has tokens."""
+    model = checkpoint("inkling", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"unpadded_vocab_size": 60}))
+    model = loaded(model, tmp_path)
+    options = {"do_sample": True, "temperature": 0.7, "max_new_tokens": 24, "use_mtp": True, **STEADY}
+    result = specnb.generate(model, X, attention_mask=torch.ones_like(X), seed=1, **options)
+    assert len(result.ids) == 24
+    assert max(result.ids) < 60
+    assert 0 < result.num_accepted_draft_tokens < result.num_draft_tokens
+
+
+@pytest.mark.parametrize("lost", ["chain_norm.weight", "layers.1.input_proj.weight", "layers.1."])
+def test_missing_tensors_of_nested_layers_are_named(lost: str, tmp_path: Path) -> None:
+    model = checkpoint("inkling", tmp_path)
+    file = tmp_path / "model.safetensors"
+    kept = {name: value for name, value in load_file(file).items() if not name.startswith(f"model.mtp.{lost}")}
+    save_file(kept, file, {"format": "pt"})
+    model, named = loaded(model, tmp_path), f"lacks model.mtp.{lost}" + ("*" if lost.endswith(".") else "")
+    with no_forward(model), pytest.raises(ValueError, match=re.escape(named)):
+        spec(model, X, max_new_tokens=4, use_mtp=True)
+
+
+def test_the_embedding_is_not_copied(tmp_path: Path) -> None:
+    """transformers copies it, to leave out its norm; the short convolutions stay in float32 as the target's do."""
+    model = checkpoint("inkling", tmp_path)
+    half = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    mtp = load_mtp(half)
+    assert mtp.embed_tokens.weight is half.get_input_embeddings().weight
+    ids = torch.arange(8)
+    assert torch.equal(mtp.embed_tokens(ids), half.get_input_embeddings().weight[ids])
+    own = dict(half.get_decoder().layers[0].named_parameters())
+    for name, parameter in mtp.layers[0].mtp_block.named_parameters():
+        assert parameter.dtype == own[name].dtype, name
