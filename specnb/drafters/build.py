@@ -20,7 +20,7 @@ from specnb.drafters.eagle3 import Eagle3
 from specnb.drafters.early_exit import early_exit
 from specnb.drafters.gemma4_assistant import Gemma4Assistant
 from specnb.drafters.hybrid import Hybrid
-from specnb.drafters.mtp_layers import MtpLayers
+from specnb.drafters.mtp_layers import mtp_drafter
 from specnb.drafters.prompt_lookup import PromptLookup
 from specnb.drafters.registered import DrafterContext, RegisteredDrafter
 from specnb.drafters.suffix import Limits, Suffix
@@ -158,7 +158,7 @@ def _universal(context: MethodContext) -> tuple[LM, Drafter]:
 def _mtp_layers(context: MethodContext) -> tuple[LM, Drafter]:
     mtp = load_mtp(context.model)
     target = context.target(options=LMOptions(hidden_states="all"))
-    return target, MtpLayers(mtp, target, context.rows, context.size.capacity, context.sampling(target))
+    return target, mtp_drafter(mtp, target, context.rows, context.size.capacity, context.sampling(target))
 
 
 def _eagle3(context: MethodContext) -> tuple[LM, Drafter]:

@@ -8,7 +8,7 @@ import torch
 
 from specnb.decoding.contracts import Schedule, Unsupported
 from specnb.decoding.lm.base import model_device
-from specnb.decoding.lm.kv_cache import standard_cache_layers, unsupported_cache_layers
+from specnb.decoding.lm.kv_cache import is_convolutional, standard_cache_layers, unsupported_cache_layers
 from specnb.decoding.lm.snapshots import has_states
 from specnb.decoding.schedules import SCHEDULES
 from specnb.drafters.hybrid import HybridSchedule
@@ -33,12 +33,12 @@ def check_method(method: str, model: PreTrainedModel) -> None:
         return
     config = mtp_config(model)
     layers = standard_cache_layers(config) if config else ()
-    states = {type(layer).__name__ for layer in layers if has_states(layer)}
+    states = {type(layer).__name__ for layer in layers if has_states(layer) and not is_convolutional(layer, config)}
     kinds = sorted({*unsupported_cache_layers(model.config).values()} | states)
     if kinds:
         raise Unsupported(
             f"the MTP layers of {type(model).__name__} cannot draft: their cache ({', '.join(kinds)}) is more "
-            "than keys and values. Use another method."
+            "than keys and values and the inputs of convolutions. Use another method."
         )
     if any(parameter.is_meta for parameter in model.parameters()):
         raise Unsupported(

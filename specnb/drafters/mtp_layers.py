@@ -4,6 +4,9 @@ DeepSeek-V3 2412.19437, section 2.2; GLM-4.5. Slot s of a layer's cache belongs 
 s. For it, layer m reads the token at position s + 1 + m, so its last m slots read drafted tokens. After each pass of
 the target the slots with drafted tokens are computed again. So every layer always holds what a pass over the text alone
 would give.
+
+The layers of Inkling have short convolutions, whose states are their last inputs. Those of drafted tokens are dropped
+before the slots are computed again.
 """
 
 from __future__ import annotations
@@ -16,12 +19,39 @@ import torch
 from torch import Tensor
 
 from specnb import compat
-from specnb.decoding.contracts import Draft, Row
+from specnb.decoding.contracts import Draft, Drafter, Row
 from specnb.decoding.lm.base import LM
-from specnb.decoding.lm.kv_cache import KVCache
+from specnb.decoding.lm.kv_cache import ConvAndKVCacheLayer, KVCache, standard_cache_layers
+from specnb.decoding.lm.snapshots import has_states
 from specnb.drafters.draft_builder import DraftBuilder, DraftSampling
+from specnb.drafters.rowwise import Rowwise
 from specnb.runtime import low_overhead
 from specnb.runtime.module_view import with_replacements
+
+
+class MtpCache(KVCache):
+    """The cache of MTP layers, in which a token's position is its slot plus `ahead`."""
+
+    ahead = 0
+
+    def _layer(self, layer: Any, window: int | None) -> Any:
+        if has_states(layer):
+            return ConvAndKVCacheLayer(self.write_positions, window, layer.number_of_states)
+        return super()._layer(layer, window)
+
+    def crop_states(self, slot: int) -> None:
+        """Keep only those inputs of convolutions that are needed at `slot`."""
+        for layer in self.state_layers:
+            layer.crop_states(slot)
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """The position of the next token, for attention that counts distances itself."""
+        return int(super().get_query_offset(layer_idx)) + self.ahead
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Number of visible slots and the position of the first of them."""
+        visible, first = super().get_mask_sizes(query_length, layer_idx)
+        return visible, first + self.ahead
 
 
 class MtpLayers:
@@ -32,6 +62,7 @@ class MtpLayers:
     Args:
         mtp: transformers' `MtpModel`.
         target: must keep all its hidden states (`LMOptions.hidden_states`).
+        rows: one row, if the layers have convolutions.
         capacity: number of slots of the kv cache to allocate at first.
     """
 
@@ -42,7 +73,7 @@ class MtpLayers:
         self.mtp, self.target, self.sampling = with_replacements(mtp, low_overhead.replacements), target, sampling
         self.depth = len(mtp.layers)
         self.device = next(mtp.layers.parameters()).device
-        self.kv_cache = KVCache(mtp.config, [row.index for row in rows], capacity)
+        self.kv_cache = MtpCache(mtp.config, [row.index for row in rows], capacity)
         # by row index: the first slot that must be computed again, and the hidden states from there on
         self._states: dict[int, tuple[int, Tensor]] = {}
         self._cache_name = compat.cache_keyword(inspect.signature(mtp.layers[0].forward).parameters)
@@ -57,6 +88,7 @@ class MtpLayers:
             return [draft.draft() for draft in drafts]
         ends = [len(row.ids) - 1 for row in rows]  # one slot per token that another one follows
         starts = [self._states[row.index][0] for row in rows]
+        self.kv_cache.crop_states(starts[0])
         width = max(end - start for start, end in zip(starts, ends, strict=True))
         states = torch.stack([_padded(self._states[row.index][1], width) for row in rows])
         known = [list(row.ids[start:]) for row, start in zip(rows, starts, strict=True)]
@@ -117,12 +149,13 @@ class MtpLayers:
         width = states.shape[1]
         tokens = torch.tensor([[*f, *[0] * (width - len(f))] for f in new_tokens], device=self.target.device)
         self.kv_cache.write_positions.set(list(slots))
+        self.kv_cache.ahead = ahead
         at = torch.tensor(slots, device=self.device)[:, None] + torch.arange(width, device=self.device)
         sdpa = compat.attention_implementation(self.mtp.config) == "sdpa"
         mask = self.kv_cache.mask(at, None if sdpa else states.dtype)
         kinds: Sequence[str] = getattr(self.mtp.config, "layer_types", None) or ()
         if isinstance(mask, dict):
-            mask = mask[kinds[m]]
+            mask = mask["full_attention" if self.kv_cache.layers[m].window is None else "sliding_attention"]
         rope = {"layer_type": kinds[m]} if getattr(self.mtp, "has_per_layer_rope", False) else {}
         with torch.no_grad():
             embedded = self.mtp.embed_tokens(tokens).to(states.device)
@@ -140,6 +173,13 @@ class MtpLayers:
             if getattr(self.mtp, "use_shared_post_norm", False):
                 out = self.mtp.shared_post_norm(out)
         return out
+
+
+def mtp_drafter(mtp: Any, target: LM, rows: Sequence[Row], capacity: int, sampling: DraftSampling) -> Drafter:
+    """The drafter of MTP layers for `rows`; the arguments are those of `MtpLayers`."""
+    if len(rows) == 1 or not any(map(has_states, standard_cache_layers(mtp.config))):
+        return MtpLayers(mtp, target, rows, capacity, sampling)
+    return Rowwise({row.index: MtpLayers(mtp, target, [row], capacity, sampling) for row in rows})
 
 
 def _padded(states: Tensor, width: int) -> Tensor:

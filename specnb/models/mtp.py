@@ -1,7 +1,8 @@
 """The multi-token-prediction (MTP) layers of a checkpoint: found by its config, read once, kept with the model.
 
-They are stored in one of two ways: as decoder layers after the model's own (`model.layers.{num_hidden_layers + i}.`, as
-in GLM-4.5 and DeepSeek-V3), or beside the model (`mtp.layers.{i}.`, as in Qwen3-Next, Qwen3.5 and Mellum).
+They are stored in one of three ways: as decoder layers after the model's own (`model.layers.{num_hidden_layers + i}.`,
+as in GLM-4.5 and DeepSeek-V3), beside the model (`mtp.layers.{i}.`, as in Qwen3-Next, Qwen3.5 and Mellum), or as a part
+of it (`model.mtp.layers.{i}.`, as in Inkling).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
 from weakref import WeakKeyDictionary
@@ -31,6 +32,9 @@ _MTP_TENSORS = {"enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.n
 """The tensors that an MTP layer has in addition to those of a decoder layer."""
 BESIDE = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "post_norm": "norm"}
 """Where MTP layers are stored beside the model: the names of the same parts after `mtp.`, by their names in memory."""
+NESTED = {"mtp_block": "transformer_block", "eh_proj": "input_proj", "enorm": "embed_norm", "hnorm": "hidden_norm"}
+"""Where they are stored as `model.mtp.*`: the names of the same parts in each layer, by their names in memory."""
+NESTED_NORM = "model.mtp.chain_norm"
 COUNTS = ("num_mtp_layers", "mtp_num_hidden_layers", "num_nextn_predict_layers")
 """Names under which configs declare the number of MTP layers."""
 _LOADED: WeakKeyDictionary[PreTrainedModel, MtpModel] = WeakKeyDictionary()
@@ -55,6 +59,11 @@ def num_mtp_layers(model: PreTrainedModel) -> int:
 def stored_beside(model: PreTrainedModel) -> bool:
     """Whether checkpoints of the model's class have MTP layers beside the model, as `mtp.*`."""
     return any("^mtp" in pattern for pattern in compat.ignored_keys(model))
+
+
+def stored_nested(model: PreTrainedModel) -> bool:
+    """Whether checkpoints of the model's class have MTP layers as `model.mtp.*`."""
+    return any(pattern.startswith(r"model\.mtp") for pattern in compat.ignored_keys(model))
 
 
 def mtp_config(model: PreTrainedModel) -> PreTrainedConfig | None:
@@ -92,7 +101,7 @@ def load_mtp(model: PreTrainedModel) -> MtpModel:
 def _load(model: PreTrainedModel) -> MtpModel:
     if model in _LOADED:
         mtp = _LOADED[model]
-        mtp.layers.to(_last_device(model), model.dtype)  # the model may have been moved since
+        _follow(model, mtp)  # the model may have been moved since
         return mtp
     name, where = type(model).__name__, model.config.name_or_path
     if not num_mtp_layers(model):
@@ -136,9 +145,33 @@ def _load(model: PreTrainedModel) -> MtpModel:
             f"block each) and {_own_names(model)}. Some re-uploads and save_pretrained() drop them; get "
             "the original checkpoint."
         ) from error
-    mtp.layers.eval().to(model.dtype)  # only the layers: embedding and head are the model's own
+    mtp.layers.eval()
+    if getattr(mtp.embed_tokens, "embed_norm", None) is not None:  # transformers copies the embedding, to drop its norm
+        mtp.embed_tokens = module_view(model.get_input_embeddings(), {"embed_norm": torch.nn.Identity()})
+    _follow(model, mtp)
     _LOADED[model] = mtp
     return mtp
+
+
+def _follow(model: PreTrainedModel, mtp: MtpModel) -> None:
+    """Move the MTP layers to the model's last device, and each tensor to the number format that the model's own has.
+
+    Embedding and head are the model's own.
+    """
+    device = _last_device(model)
+    formats: dict[str, torch.dtype] = {}
+    for layer in model.get_decoder().layers:
+        formats |= {name: tensor.dtype for name, tensor in _tensors(layer) if tensor.is_floating_point()}
+    parts = [*mtp.layers, mtp.shared_post_norm] if getattr(mtp, "use_shared_post_norm", False) else list(mtp.layers)
+    for part in parts:
+        for name, tensor in _tensors(part):
+            dtype = formats.get(name.removeprefix("mtp_block."), model.dtype)
+            tensor.data = tensor.data.to(device, dtype if tensor.is_floating_point() else None)
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
 
 
 def missing_tensors(model: PreTrainedModel) -> list[str]:
@@ -153,6 +186,8 @@ def missing_tensors(model: PreTrainedModel) -> list[str]:
     names = _tensor_names(model.config.name_or_path)
     beside, layers = stored_beside(model), _layer_names(model)
     blocks = _blocks(names)
+    if stored_nested(model):
+        return _missing_nested(model, names, {layer: blocks.get(layer, set()) for layer in layers})
     like = _like(model, blocks, layers[0])
     block = blocks.get(like, set())
     head = "" if beside else next((name.split(f"{like}.")[0] for name in names if f"{like}." in name), "")
@@ -167,14 +202,29 @@ def missing_tensors(model: PreTrainedModel) -> list[str]:
     return missing
 
 
+def _missing_nested(model: PreTrainedModel, names: Sequence[str], layers: Mapping[str, set[str]]) -> list[str]:
+    """As `missing_tensors`, for layers that need not be like any of the model's own: compared to each other."""
+    if not names:
+        return []
+    text = model.config.get_text_config(decoder=True)
+    wanted: set[str] = set().union(*layers.values())
+    missing = []
+    if getattr(text, "chain_hidden_post_norm", False) and f"{NESTED_NORM}.weight" not in names:
+        missing.append(f"{NESTED_NORM}.weight")
+    for layer, there in layers.items():
+        missing += [f"model.{layer}.{name}" for name in sorted(wanted - there)] if there else [f"model.{layer}.*"]
+    return missing
+
+
 def _layer_names(model: PreTrainedModel) -> list[str]:
     """The MTP layers' names in a checkpoint, without what comes before `layers.` or `mtp.`."""
-    base, first = ("mtp.layers", 0) if stored_beside(model) else ("layers", _num_layers(model))
+    apart = stored_beside(model) or stored_nested(model)
+    base, first = ("mtp.layers", 0) if apart else ("layers", _num_layers(model))
     return [f"{base}.{first + i}" for i in range(num_mtp_layers(model))]
 
 
 def _own_names(model: PreTrainedModel) -> str:
-    names = BESIDE.values() if stored_beside(model) else _MTP_TENSORS
+    names = BESIDE.values() if stored_beside(model) else NESTED.values() if stored_nested(model) else _MTP_TENSORS
     return ", ".join(sorted(name.removesuffix(".weight") for name in names))
 
 

@@ -51,13 +51,18 @@ def save_pair(pair: Pair, folder: str | os.PathLike[str]) -> None:
 
 def mtp_tensors(model: Any, mtp: Any) -> dict[str, Any]:
     """The tensors of loaded MTP layers, under their names in a checkpoint."""
-    from specnb.models.mtp import BESIDE, stored_beside
+    from specnb.models.mtp import BESIDE, NESTED, NESTED_NORM, stored_beside, stored_nested
 
     depth, beside = model.config.get_text_config(decoder=True).num_hidden_layers, stored_beside(model)
-    named = {}
+    nested, named = stored_nested(model), {}
+    if getattr(mtp, "use_shared_post_norm", False):
+        named[f"{NESTED_NORM}.weight"] = mtp.shared_post_norm.weight.detach().cpu().contiguous()
     for name, tensor in mtp.layers.state_dict().items():
         layer, rest = name.split(".", 1)
-        if rest.startswith("mtp_block."):
+        if nested:
+            own, kind = rest.split(".", 1)
+            stored = f"model.mtp.layers.{layer}.{NESTED[own]}.{kind}"
+        elif rest.startswith("mtp_block."):
             rest = rest.removeprefix("mtp_block.")
             stored = f"mtp.layers.{layer}.{rest}" if beside else f"model.layers.{depth + int(layer)}.{rest}"
         elif beside:

@@ -69,7 +69,7 @@ class LM:
             self._capture = StateCapture(self.model, options.layers)
             self.model = self._capture.view
         self.device = model_device(model)
-        self.vocab_size = int(self.config.vocab_size)
+        self.vocab_size = output_vocab_size(self.config)
         self.passes = 0
         self.replayed_tokens: dict[int, int] = {}
         self.hidden_states: dict[int, tuple[int, Tensor]] = {}
@@ -256,6 +256,11 @@ class LM:
             time.
         """
         raise NotImplementedError
+
+
+def output_vocab_size(config: Any) -> int:
+    """The number of tokens that a model gives logits for. Inkling drops the padding of its head."""
+    return min(int(config.vocab_size), getattr(config, "unpadded_vocab_size", None) or int(config.vocab_size))
 
 
 def max_positions(config: Any) -> int | None:

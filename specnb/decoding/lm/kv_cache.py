@@ -119,6 +119,35 @@ class StateAndKVCacheLayer(LinearAttentionLayer, KVCacheLayer):
         LinearAttentionLayer.lazy_initialization(self, *args, **kwargs)
 
 
+class ConvAndKVCacheLayer(StateAndKVCacheLayer):
+    """A layer whose states are the last inputs of short convolutions, as in Inkling, of one row.
+
+    The inputs are kept until `crop_states`, so that a pass may start at an earlier slot again.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.activate_past_recording()
+        self._end = 0  # the slot after the last input
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write new keys and values, see `KVCacheLayer.update`."""
+        self._end = self.visible(key_states.shape[2])[1]
+        return super().update(key_states, value_states, *args, **kwargs)
+
+    def crop_states(self, slot: int) -> None:
+        """Keep the inputs that the convolutions need at `slot`, the next one to be written."""
+        if self._end:
+            LinearAttentionLayer.crop(self, slot - self._end)
+            self._end = slot
+
+
+def is_convolutional(layer: Any, config: PreTrainedConfig) -> bool:
+    """Whether the states of transformers' layer, beside keys and values, are those of convolutions alone."""
+    counted = getattr(config, "number_of_conv_states", None) == getattr(layer, "number_of_states", 0)
+    return counted and isinstance(layer, DynamicLayer)
+
+
 def standard_cache_layers(config: PreTrainedConfig) -> list[Any]:
     """The cache layers that transformers would make for `config`."""
     text = config.get_text_config(decoder=True)
