@@ -73,7 +73,7 @@ def test_an_interrupt_keeps_the_best(shell: Any, tmp_path: Path, monkeypatch: py
         ("--out OUT --minutes 0", "a", "minutes"),
         ("--out OUT --epochs 3", "a", "unknown option '--epochs'"),
         ("--out OUT --ttt-steps 99", "a", "it must be an int >= 1 and <= 16"),
-        ("--out OUT", "one\ntwo", "2 prompts and 0 texts are too few"),
+        ("--out OUT", "one\ntwo", "2 different prompts and 0 different texts are too few"),
     ],
 )
 def test_wrong_cells_are_named(shell: Any, tmp_path: Path, line: str, body: str, match: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 import specnb
 from specnb.models.eagle3 import Eagle3Drafter
 from specnb.training import Progress, TrainingResult, measure, train_drafter
+from specnb.training import run as training_run
 from specnb.training.drafter import default_layers, draft_vocabulary, new_drafter
 from specnb.training.examples import Example
 from specnb.training.objective import Unrolled
@@ -189,8 +191,6 @@ def test_the_same_seed_gives_the_same_drafter_also_after_an_interrupt(
     partial = interrupt.value.partial_result  # type: ignore[attr-defined]
     assert isinstance(partial, TrainingResult) and not partial.finished and partial.history[-1].step == 6
     assert isinstance(specnb.load("tiny-llama", tmp_path / "out").assistant, Eagle3Drafter)
-    with pytest.raises(ValueError, match=r"answers to other prompts \(from number \d+ on\)"):
-        train_drafter(pair, PROMPTS[1:], out=tmp_path / "out", resume=True, **quick)
     answered: list[str] = []
     result = train_drafter(
         pair,
@@ -204,6 +204,58 @@ def test_the_same_seed_gives_the_same_drafter_also_after_an_interrupt(
     assert [one.acceptance for one in result.history] == [one.acceptance for one in trained.history]
     mine, theirs = (load_file(Path(one.out) / "checkpoint.safetensors") for one in (result, trained))
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_more_prompts_use_the_answers_that_are_there(pair: specnb.Pair, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+
+    def stop(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.part == "states":
+            raise KeyboardInterrupt
+
+    options = {**QUICK, "on_progress": stop, "steps": 2}
+    with pytest.raises(KeyboardInterrupt):
+        train_drafter(pair, PROMPTS[:8], out=tmp_path / "out", **options)
+    before = (tmp_path / "out" / "answers.jsonl").read_text().splitlines()
+    assert len(before) == 8
+    with pytest.raises(KeyboardInterrupt):
+        train_drafter(pair, PROMPTS, out=tmp_path / "out", resume=True, **options)
+    after = (tmp_path / "out" / "answers.jsonl").read_text().splitlines()
+    assert after[:8] == before and 16 <= len(after) <= 17  # one that is held out now may have been sampled
+
+
+def test_a_checkpoint_of_another_training_is_named(pair: specnb.Pair, tmp_path: Path) -> None:
+    train_drafter(pair, texts=PROMPTS, out=tmp_path / "out", **QUICK)
+    with pytest.raises(ValueError, match="is of another training: the draft vocabulary or the drafter's shape differs"):
+        train_drafter(pair, texts=PROMPTS, out=tmp_path / "out", resume=True, **{**QUICK, "num_hidden_layers": 2})
+    (tmp_path / "out" / "checkpoint.safetensors").write_bytes(b"x")
+    with pytest.raises(ValueError, match="is damaged .* remove it to train anew"):
+        train_drafter(pair, texts=PROMPTS, out=tmp_path / "out", resume=True, **QUICK)
+
+
+def test_an_interrupt_while_measuring_keeps_the_result(
+    pair: specnb.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training_run, "measure", stop)
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        train_drafter(pair, PROMPTS, out=tmp_path / "out", **QUICK)
+    partial = interrupt.value.partial_result  # type: ignore[attr-defined]
+    assert isinstance(partial, TrainingResult) and partial.finished and "was not measured" in partial.verdict
+    assert json.loads((tmp_path / "out" / "training.json").read_text())["comparison"] is None
+
+
+def test_it_pays_only_if_something_is_accepted(trained: TrainingResult) -> None:
+    assert trained.comparison is not None
+    lucky = [
+        replace(run, speed_ups=(3.0,), predicted=0.9) if run.options.get("method") == "eagle3" else run
+        for run in trained.comparison.rows
+    ]
+    result = replace(trained, comparison=replace(trained.comparison, rows=lucky))
+    assert result.speed_up == 3.0 and not result.pays and "It does not pay" in result.verdict
 
 
 def test_states_on_disk_are_those_in_memory(pair: specnb.Pair, tmp_path: Path) -> None:
@@ -250,8 +302,8 @@ def test_other_kinds_of_targets(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"prompts": []}, "0 prompts and 0 texts are too few"),
-        ({"prompts": ["one"]}, "1 prompts and 0 texts are too few"),
+        ({"prompts": []}, "0 different prompts and 0 different texts are too few"),
+        ({"prompts": ["one"]}, "1 different prompts and 0 different texts are too few"),
         ({"prompts": "one text"}, "takes a list of texts, not a str"),
         ({"prompts": ["a", "b", " ", "d", "e"]}, "number 3 of 5 is empty"),
         ({"prompts": ["a", "b", 3, "d", "e"]}, "number 3 of 5 is a int"),

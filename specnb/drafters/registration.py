@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import keyword
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,7 @@ from specnb.options import (
 _TAKEN = {
     "arguments of generate(), decoder() and compare()": (
         "model inputs method assistant_model tokenizer assistant_tokenizer streamer on_step cancel probabilities "
-        "pair_or_model prompts runs repeats warmup chat system transformers on_run"
+        "pair_or_model prompts runs repeats warmup chat system transformers on_run memory prediction"
     ),
     "arguments of transformers' generate(), and inputs of models": (
         "input_ids attention_mask position_ids token_type_ids pixel_values inputs_embeds cache past_key_values "
@@ -74,7 +75,7 @@ def register_drafter(
     Raises:
         ValueError: the name is one of specnb's methods, or an option is not valid or has a name that is taken.
     """
-    if not isinstance(name, str) or not name.isidentifier():
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
         raise ValueError(f"{name!r} cannot be the name of a drafter: it must be a Python identifier, such as 'bigram'.")
     if name in METHODS:
         raise ValueError(f"{name!r} is one of specnb's own methods, which stay as they are: take another name.")
@@ -128,7 +129,7 @@ def _checked_option(drafter: str, option: Any) -> Option:
     if not isinstance(option, Option):
         raise ValueError(f"drafter {drafter!r}: an option is {option!r}; it must be a specnb.Option.")
     name, where = option.name, f"drafter {drafter!r}, option {option.name!r}"
-    if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
         raise ValueError(f"{where}: its name must be a Python identifier, since it is an argument of generate().")
     if name in BY_NAME or name in ASKED_BY or name in RESERVED or hasattr(GenerationConfig(), name):
         raise ValueError(f"{where}: this name is an argument or an option already: take another name.")

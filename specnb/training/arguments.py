@@ -13,7 +13,7 @@ from specnb.training import checkpoint
 
 ANSWERS = "answers.jsonl"
 """The file with the target's answers, in the drafter's folder."""
-LEAST_EXAMPLES = 4
+LEAST_EXAMPLES = 4  # to learn from
 _MOST_HELD_OUT = 40
 
 
@@ -48,10 +48,10 @@ def as_texts(name: str, given: Any) -> list[str]:
 def split(prompts: list[str], texts: list[str], held_out: Any, seed: int) -> tuple[list[str], list[str], list[str]]:
     """Held-out texts, prompts and texts. A tenth of the prompts, or of the texts, is held out if none are given."""
     source = prompts or texts
-    if len(set(prompts)) + len(set(texts)) < LEAST_EXAMPLES:
+    if len(set(prompts)) + len(set(texts)) <= LEAST_EXAMPLES:
         raise ValueError(
-            f"{len(prompts)} prompts and {len(texts)} texts are too few to learn from: give at least {LEAST_EXAMPLES} "
-            "different ones. A useful drafter takes hundreds."
+            f"{len(set(prompts))} different prompts and {len(set(texts))} different texts are too few to learn from: "
+            f"give at least {LEAST_EXAMPLES + 1}, of which one is held out. A useful drafter takes hundreds."
         )
     testing = as_texts("held_out", held_out)
     if not testing:
@@ -75,3 +75,13 @@ def check_folder(out: Path, resume: bool) -> None:
         )
     if resume and not {ANSWERS, checkpoint.FILE} & set(found):
         raise ValueError(f"out={str(out)!r} holds no training to resume: leave resume=True out.")
+
+
+def within(prompts: list[list[int]], most: int) -> list[list[int]]:
+    """The prompts. Raises ValueError for one that is too long."""
+    for number, ids in enumerate(prompts, 1):
+        if len(ids) > most:
+            raise ValueError(
+                f"prompt {number} has {len(ids)} tokens, more than max_length={most}: shorten it, or raise it."
+            )
+    return prompts

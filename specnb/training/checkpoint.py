@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -49,9 +50,17 @@ def read(folder: Path, fitting: Fitting) -> None:
     """
     if not (folder / FILE).exists():
         return
-    with safe_open(folder / FILE, "pt") as file:
+    with _opened(folder / FILE) as file:
         facts = json.loads((file.metadata() or {}).get("specnb", "{}"))
         tensors = {name: file.get_tensor(name) for name in file.offset_keys()}
+    mine, theirs = fitting.objective.drafter.state_dict(), _part(tensors, "now.")
+    same = mine.keys() == theirs.keys() and all(mine[name].shape == theirs[name].shape for name in mine)
+    if not same or not torch.equal(mine["d2t"].cpu(), theirs["d2t"]):
+        raise ValueError(
+            f"{folder / FILE} is of another training: the draft vocabulary or the drafter's shape differs, since "
+            "prompts or options are not those that it was begun with. Give the same ones, or remove that file to train "
+            "anew with the answers that are kept."
+        )
     try:
         fitting.objective.drafter.load_state_dict(_part(tensors, "now."))
         fitting.step, fitting.trained_seconds = facts["step"], facts["trained_seconds"]
@@ -71,6 +80,16 @@ def read(folder: Path, fitting: Fitting) -> None:
                 moment: value if moment == "step" else value.to(device)  # type: ignore[union-attr]
                 for moment, value in state.items()
             }
+
+
+def _opened(path: Path) -> Any:
+    """A safetensors file. Raises ValueError if it is damaged."""
+    try:
+        return safe_open(path, "pt")
+    except Exception as error:  # of safetensors' own kind
+        raise ValueError(
+            f"{path} is damaged ({error}): remove it to train anew with the answers that are kept."
+        ) from None
 
 
 def _states(fitting: Fitting) -> dict[str, dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +27,12 @@ class Example:
     Attributes:
         prompt: ids of the prompt, on which nothing is learned; empty for a given text.
         answer: ids that the drafter learns to predict.
+        sampled: whether the answer was sampled.
     """
 
     prompt: list[int]
     answer: list[int]
+    sampled: bool = False
 
     @property
     def ids(self) -> list[int]:
@@ -86,7 +88,7 @@ class AnswerFile:
 
 
 def _line(example: Example) -> str:
-    return json.dumps({"prompt": example.prompt, "answer": example.answer}) + "\n"
+    return json.dumps(asdict(example)) + "\n"
 
 
 def answer_prompts(
@@ -99,26 +101,28 @@ def answer_prompts(
     seed: int,
     until: float | None,
     on_answers: Callable[[list[Example]], object],
-    start: int = 0,
+    numbers: Sequence[int] | None = None,
 ) -> None:
     """Let the target answer the prompts, `rows` at a time.
 
-    Batches are sampled or greedy, so that over time `sampled_share` of them is sampled. The same prompts, seed and
-    start give the same answers, whatever the machine.
+    Batches are sampled or greedy, so that over time `sampled_share` of them is sampled. The same prompts, numbers and
+    seed give the same answers, whatever the machine.
 
     Args:
         prompts: token ids.
+        numbers: of the prompts to answer; None for all.
         until: the time (`time.monotonic`) after which no further batch is begun.
         on_answers: called with the answers of each batch.
-        start: number of prompts that have been answered already.
     """
     import specnb
 
     device = pair.target.get_input_embeddings().weight.device
-    for first in range(start, len(prompts), rows):
+    wanted = list(range(len(prompts)) if numbers is None else numbers)
+    for begin in range(0, len(wanted), rows):
         if until is not None and time.monotonic() >= until:
             return
-        asked, batch = prompts[first : first + rows], first // rows
+        first = wanted[begin]
+        asked, batch = [prompts[i] for i in wanted[begin : begin + rows]], first // rows
         sample = int((batch + 1) * sampled_share) > int(batch * sampled_share)
         inputs = _left_padded(asked, device)
         options: dict[str, Any] = {"temperature": SAMPLED_TEMPERATURE, "top_k": 0, "top_p": 1.0} if sample else {}
@@ -132,7 +136,7 @@ def answer_prompts(
             logprobs=False,
             **options,
         )
-        on_answers([Example(ids, list(row.ids)) for ids, row in zip(asked, result.rows, strict=True)])
+        on_answers([Example(ids, list(row.ids), sample) for ids, row in zip(asked, result.rows, strict=True)])
 
 
 def _left_padded(rows: Sequence[list[int]], device: torch.device) -> dict[str, Any]:

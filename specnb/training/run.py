@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specnb.training import checkpoint
-from specnb.training.arguments import ANSWERS, LEAST_EXAMPLES, check_folder
+from specnb.training.arguments import ANSWERS, LEAST_EXAMPLES, check_folder, within
 from specnb.training.drafter import default_layers, draft_vocabulary, new_drafter
 from specnb.training.examples import AnswerFile, Example, answer_prompts, encode_prompts, encode_texts
 from specnb.training.fitting import Budget, DivergedError, Fitting
@@ -114,10 +114,15 @@ class Run:
             self._fit(fitting)
         except (KeyboardInterrupt, DivergedError) as stop:
             if fitting.best is not None:
-                stop.partial_result = self._finish(fitting, None, finished=False)  # type: ignore[union-attr]
+                stop.partial_result = self._finish(fitting, self._save(fitting), None, False)  # type: ignore[union-attr]
             raise
-        measured = self._measure(self._save(fitting), held_out if prompts else ())
-        return self._finish(fitting, measured, finished=True)
+        pair = self._save(fitting)
+        try:
+            measured = self._measure(pair, held_out if prompts else ())
+        except KeyboardInterrupt as stop:
+            stop.partial_result = self._finish(fitting, pair, None, True)  # type: ignore[attr-defined]
+            raise
+        return self._finish(fitting, pair, measured, True)
 
     def _examples(
         self, prompts: Sequence[str], texts: Sequence[str], held_out: Sequence[str]
@@ -128,40 +133,54 @@ class Run:
         if not prompts:
             return encode_texts(self.pair, held_out, given["max_length"]), train
         asked = encode_prompts(self.pair, [*held_out, *prompts], given["chat"])
-        asked = _within(asked, given["max_length"])
+        asked = within(asked, given["max_length"])
         file = AnswerFile(self.out / ANSWERS)
-        answers = file.read()[: len(asked)]
-        _check_answers(answers, asked, file.path)
+        known = {(tuple(one.prompt), one.sampled): one for one in file.read()}
         told = [False]
+
+        def found(number: int) -> Example | None:
+            """The answer to a prompt: greedy for those held out, else of either kind."""
+            greedy, key = known.get((tuple(asked[number]), False)), (tuple(asked[number]), True)
+            return greedy if number < len(held_out) else greedy or known.get(key)
 
         def on_answers(new: list[Example]) -> None:
             file.append(new)
-            answers.extend(new)
-            tokens, seconds = sum(len(one.answer) for one in answers), time.monotonic() - began
-            message = f"answers: {len(answers):,} of {len(asked):,} prompts, {tokens:,} tokens"
+            known.update({(tuple(one.prompt), one.sampled): one for one in new})
+            there = [one for i in range(len(asked)) if (one := found(i)) is not None]
+            tokens, seconds = sum(len(one.answer) for one in there), time.monotonic() - began
+            message = f"answers: {len(there):,} of {len(asked):,} prompts, {tokens:,} tokens"
             if seconds >= _FIRST_REPORT and not told[0]:
                 told[0] = True
-                message += f". {self._forecast(tokens / seconds, tokens / len(answers) * len(asked))}"
-            self.report("answers", len(answers) / len(asked), message)
+                message += f". {self._forecast(tokens / seconds, tokens / len(there) * len(asked))}"
+            self.report("answers", len(there) / len(asked), message)
 
         common = {name: given[name] for name in ("rows", "max_new_tokens", "seed")}
-        for part, share in ((asked[: len(held_out)], 0.0), (asked, given["sampled_share"])):
+        parts = range(len(held_out)), range(len(held_out), len(asked))
+        for part, share in zip(parts, (0.0, given["sampled_share"]), strict=True):
             answer_prompts(
                 self.pair,
-                part,
-                start=len(answers),
+                asked,
+                numbers=[i for i in part if found(i) is None],
                 sampled_share=share,
                 until=self.until(_ANSWERS_SHARE),
                 on_answers=on_answers,
                 **common,
             )
         self.timed("answers", began)
-        learned = [one for one in answers[len(held_out) :] if len(one.answer) > 1]
-        test = [one for one in answers[: len(held_out)] if len(one.answer) > 1]
+        answers = [one for i in parts[1] if (one := found(i)) is not None]
+        learned = [one for one in answers if len(one.answer) > 1]
+        test = [one for i in parts[0] if (one := found(i)) is not None and len(one.answer) > 1]
         if len(learned) + len(train) < LEAST_EXAMPLES or not test:
+            late = len(answers) + len(held_out) < len(asked)
+            why = (
+                f" after {len(answers)} of {len(parts[1])} prompts were answered in the time for answers"
+                if late
+                else ""
+            )
+            more = "more minutes, a smaller max_new_tokens" if late else "more prompts"
             raise ValueError(
-                f"only {len(answers)} of {len(asked)} prompts were answered in {given['minutes']:g} minutes, too few "
-                "to learn from: give more minutes, a smaller max_new_tokens, or texts=."
+                f"only {len(learned) + len(train)} texts are there to learn from and {len(test)} to measure with{why}: "
+                f"give {more}, or texts=. The answers are kept in {self.out}; resume=True uses them."
             )
         return test, [*learned, *train]
 
@@ -188,10 +207,11 @@ class Run:
             "coverage": coverage,
         }
         if coverage < _LEAST_COVERAGE:
+            full = len(vocabulary) >= self.settings["draft_vocab_size"]
             raise ValueError(
                 f"only {coverage:.0%} of the held-out tokens are in the draft vocabulary of {len(vocabulary)} tokens: "
                 "the held-out texts are of another kind or language than the others, or there are too few of these. "
-                "Give held_out= of the same kind, more texts, or a larger draft_vocab_size."
+                f"Give more texts, {'a larger draft_vocab_size, ' if full else ''}or held_out= of the same kind."
             )
 
     def _memory(self) -> int:
@@ -252,7 +272,7 @@ class Run:
 
     def _measure(self, pair: Pair, prompts: Sequence[str]) -> Comparison | None:
         """Compare the drafter with plain decoding and prompt lookup, in the time that is left."""
-        self.measured, began = pair, time.monotonic()
+        began = time.monotonic()
         if not prompts:
             return None
         self.report("measuring", 0.0, f"measuring on up to {len(prompts)} held-out prompts")
@@ -260,9 +280,8 @@ class Run:
         self.timed("measuring", began)
         return found
 
-    def _finish(self, fitting: Fitting, comparison: Comparison | None, finished: bool) -> TrainingResult:
+    def _finish(self, fitting: Fitting, pair: Pair, comparison: Comparison | None, finished: bool) -> TrainingResult:
         """The result, written beside the drafter."""
-        pair = self.measured if finished else self._save(fitting)
         assert fitting.best is not None
         result = TrainingResult(
             out=str(self.out),
@@ -278,26 +297,6 @@ class Run:
         (self.out / RESULT).write_text(result.to_json(indent=1), encoding="utf-8")
         self.report("measuring", 1.0, result.verdict)
         return result
-
-
-def _check_answers(answers: Sequence[Example], asked: Sequence[list[int]], path: Path) -> None:
-    """Raise ValueError if a file has the answers to other prompts."""
-    for number, (answer, prompt) in enumerate(zip(answers, asked, strict=False), 1):
-        if answer.prompt != prompt:
-            raise ValueError(
-                f"{path} has answers to other prompts (from number {number} on): resume with the prompts and held_out= "
-                "that the training was begun with, or give another out=."
-            )
-
-
-def _within(prompts: list[list[int]], most: int) -> list[list[int]]:
-    """The prompts. Raises ValueError for one that is too long."""
-    for number, ids in enumerate(prompts, 1):
-        if len(ids) > most:
-            raise ValueError(
-                f"prompt {number} has {len(ids)} tokens, more than max_length={most}: shorten it, or raise it."
-            )
-    return prompts
 
 
 def _head(model: Any, target: TargetStates, example: Example) -> TargetHead:

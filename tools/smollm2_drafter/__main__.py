@@ -70,8 +70,9 @@ def write_answers(pair: specnb.Pair, asked: list[str], file: AnswerFile, tokens:
 
     common = {"rows": _ROWS, "max_new_tokens": defaults["max_new_tokens"], "seed": defaults["seed"], "until": None}
     try:
-        for part, share in ((ids[: len(HELD_OUT)], 0.0), (ids, defaults["sampled_share"])):
-            answer_prompts(pair, part, start=len(known), sampled_share=share, on_answers=on_answers, **common)
+        for part, share in ((range(len(HELD_OUT)), 0.0), (range(len(HELD_OUT), len(ids)), defaults["sampled_share"])):
+            left = [i for i in part if i >= len(known)]
+            answer_prompts(pair, ids, numbers=left, sampled_share=share, on_answers=on_answers, **common)
     except Enough:
         pass
 
