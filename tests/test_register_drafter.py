@@ -731,7 +731,9 @@ def test_specgen(ip: Any, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert run_cell(ip, "%specgen -h") == ""
     shown = " ".join(capsys.readouterr().out.split())
-    assert "--reach N how far; default 2 [mine]" in shown and "universal, mine; default" in shown
+    assert (
+        "--reach N how far; default 2 [mine]" in shown and "universal, mine, or a lookup with a model drafter" in shown
+    )
     assert "tokens drafted per step" in shown and "mine: 3" in shown
     assert "'0' is not valid: it must be an int >= 1" in run_cell(ip, f"%%specgen --method mine --reach 0\n{STORY}")
     assert "Did you mean '--reach'" in run_cell(ip, f"%%specgen --method mine --reac 3\n{STORY}")
@@ -764,7 +766,9 @@ def test_bench(ip: Any) -> None:
     line = "--reach 3 --repeats 1 --max-new-tokens 8 -q --transformers"
     assert run_cell(ip, f"%%specbench {line}\n{STORY}") == ""
     rows = {row.label: row for row in ip.user_ns["_specbench"].rows}
-    assert list(rows) == ["plain", "prompt_lookup", "mine, reach=3"] and all(row.same_text for row in rows.values())
+    assert list(rows) == ["plain", "prompt_lookup", "suffix", "mine, reach=3"] and all(
+        row.same_text for row in rows.values()
+    )
     assert rows["mine, reach=3"].own_ratio is None
     assert run_cell(ip, f"%%specbench mine --vary reach=1-3 --repeats 1 --max-new-tokens 8 -q\n{STORY}") == ""
     found = ip.user_ns["_specbench"]
