@@ -524,7 +524,7 @@ def test_in_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert ip.user_ns["run"].method == "eagle3"
         pair = specnb.load(home, folder)
         fits = {name for name, reason in available_methods(pair).items() if reason is None}
-        assert fits == {"plain", "prompt_lookup", "early_exit", "eagle3"}
+        assert fits == {"plain", "prompt_lookup", "suffix", "early_exit", "eagle3", "suffix+eagle3"}
 
 
 @pytest.mark.parametrize("read", [None, (1, 3, 4)])

@@ -418,9 +418,9 @@ def test_MAG_05_loading_again_and_unloading(
     capsys.readouterr()
     for step, on in (("load_ext", 1), ("load_ext", 1), ("reload_ext", 1), ("unload_ext", 0), ("load_ext", 1)):
         ip.run_line_magic(step, "specnb")
-        assert _state(ip) == (7 * on, on, on, on, others), step
+        assert _state(ip) == (9 * on, on, on, on, others), step
     load_ipython_extension(ip)
-    assert _state(ip) == (7, 1, 1, 1, others)
+    assert _state(ip) == (9, 1, 1, 1, others)
     assert "already loaded" in capsys.readouterr().out  # IPython's own note on the second load, nothing of ours
     assert cell("%%specgen\nx") == "" and len(fake.calls) == 1  # and the model is still there
     ip.run_line_magic("unload_ext", "specnb")

@@ -56,13 +56,14 @@ def slow(panel: Panel, seconds: float = 0.02) -> Any:
 # ---- what can run
 def test_available_methods() -> None:
     reasons = available_methods(make_pair())
-    assert list(reasons) == list(METHODS)
+    assert list(reasons) == [*METHODS, "suffix+draft_model"]
     assert [name for name, reason in reasons.items() if reason is None] == [
         "plain",
         "draft_model",
         "prompt_lookup",
         "suffix",
         "early_exit",
+        "suffix+draft_model",
     ]
     assert "draft_model" in str(METHODS) and "Draft model" in str(reasons["universal"])
     alone = available_methods(make_pair(assistant=False))
@@ -344,6 +345,7 @@ def test_compare_methods(panel: Panel) -> None:
         "prompt_lookup",
         "suffix",
         "early_exit, assistant_early_exit=1",
+        "suffix+draft_model",
     ]
     assert all(row.same_text and len(row.tokens_per_second) == 2 for row in found.rows)
     html = panel._compare.output.value

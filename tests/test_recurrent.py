@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 import specnb
-from specnb import compat
+from specnb.compat import chunked_states
 from specnb.decoding.contracts import Row
 from specnb.decoding.distributions import Processors
 from specnb.decoding.lm.create import create_lm
@@ -305,7 +305,7 @@ def test_the_chunk_has_the_length_of_the_pass(family: str, monkeypatch: pytest.M
 
 def test_without_the_names_in_transformers_the_text_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = tiny.hybrid(), tiny.ids(0, 20)
-    monkeypatch.setattr(compat, "_CHUNKED", ())
+    monkeypatch.setattr(chunked_states, "_CHUNKED", ())
     assert view_mixers(model) is model
     result = spec(model, ids, max_new_tokens=20, assistant_model=tiny.llama(), num_assistant_tokens=3, **STEADY)
     assert list(result.ids) == plain(model, ids, max_new_tokens=20)

@@ -37,7 +37,13 @@ def test_the_methods_that_the_pair_can_run(ip: Any, cell: Any, capsys: pytest.Ca
     shown = capsys.readouterr().out
     found: Comparison = ip.user_ns["mine"]
     assert ip.user_ns["_specbench"] is found and str(found.verdict) in shown and "draft/verify/rest %" in shown
-    assert [row.label for row in found.rows] == ["plain", "draft_model", "prompt_lookup", "suffix"]
+    assert [row.label for row in found.rows] == [
+        "plain",
+        "draft_model",
+        "prompt_lookup",
+        "suffix",
+        "suffix+draft_model",
+    ]
     assert found.prompts == 2 and found.repeats == 1 and found.options["max_new_tokens"] == 12
     assert all(row.same_text for row in found.rows)
     assert len(found.results["plain"]) == 2
@@ -54,7 +60,9 @@ def test_one_option_varied_and_transformers_own(ip: Any, cell: Any) -> None:
     assert all(row.own_ratio for row in found.rows)
     assert cell(f"%%specbench --vary assistant_early_exit=1-2 --repeats 1 --max-new-tokens 6 -q\n{STORY}") == ""
     methods = [row.options["method"] for row in ip.user_ns["_specbench"].rows]
-    assert methods == ["plain", "draft_model", "prompt_lookup", "suffix", "early_exit", "early_exit"]
+    assert methods == [
+        *("plain", "draft_model", "prompt_lookup", "suffix", "early_exit", "early_exit", "suffix+draft_model")
+    ]
 
 
 @pytest.mark.parametrize(
