@@ -17,7 +17,7 @@ from specnb.models.eagle3 import is_eagle3
 from specnb.models.gemma4 import is_gemma4_assistant
 from specnb.models.mtp import mtp_config, num_mtp_layers
 from specnb.models.pair import check_pair
-from specnb.options import Method, drafting_options, method_info
+from specnb.options import Method, drafting_options, method_info, parts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,7 +29,7 @@ def check_method(method: str, model: PreTrainedModel) -> None:
     Raises:
         Unsupported: it cannot; the message says why.
     """
-    if method.split("+")[-1] != "mtp_layers":
+    if parts_of(method)[-1] != "mtp_layers":
         return
     config = mtp_config(model)
     layers = standard_cache_layers(config) if config else ()

@@ -63,7 +63,7 @@ class HybridSchedule:
         self._steps += 1
         if step.source == self._name:
             self._lookup.update(step)
-            if self._estimate is not self._lookup:
+            if not self._timed:
                 self._estimate.update(step)
             if isinstance(self._model, Adaptive):
                 self._model.learn_pass(step)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 from IPython.display import display
 
 from specnb.notebook.availability import available_methods, reason_against
-from specnb.notebook.stream import is_notebook
+from specnb.notebook.stream import ProgressLine, is_notebook
 from specnb.options import drafting_options, method_names
 
 _COMPARE_ARGUMENTS = ("repeats", "transformers", "chat", "system")
@@ -50,11 +49,11 @@ class Benchmark:
         from specnb.bench import compare
 
         notebook = is_notebook(shell)
-        shown = display(_Progress("warming up ..."), display_id=True) if notebook and live and not quiet else None
+        shown = display(ProgressLine("warming up ..."), display_id=True) if notebook and live and not quiet else None
 
         def show_progress(done: int, total: int, label: str) -> None:
             if shown is not None:
-                shown.update(_Progress(f"{done} of {total} runs done, now: {label}"))
+                shown.update(ProgressLine(f"{done} of {total} runs done, now: {label}"))
 
         interrupt: KeyboardInterrupt | None = None
         found: Any = None
@@ -64,26 +63,15 @@ class Benchmark:
             interrupt, found = stop, getattr(stop, "partial_result", None)
         except BaseException:
             if shown is not None:
-                shown.update(_Progress("ended with an error."))
+                shown.update(ProgressLine("ended with an error."))
             raise
         if shown is not None:
-            shown.update(found if found is not None else _Progress("interrupted before the first round was complete."))
+            shown.update(
+                found if found is not None else ProgressLine("interrupted before the first round was complete.")
+            )
         elif found is not None and not quiet:
             display(found) if notebook else print(found.text())
         return interrupt, found
-
-
-class _Progress:
-    """A line of progress."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __repr__(self) -> str:
-        return self.text
-
-    def _repr_html_(self) -> str:
-        return f"<small>{escape(self.text)}</small>"
 
 
 def runs(

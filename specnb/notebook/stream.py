@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from html import escape
 from typing import Any, Protocol
 
 from IPython.display import display
@@ -144,3 +145,16 @@ def _use_ansi() -> bool:
     import os
 
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+class ProgressLine:
+    """A line of progress."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return f"<small>{escape(self.text)}</small>"

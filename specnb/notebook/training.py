@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from IPython.display import display
 
-from specnb.notebook.stream import is_notebook
+from specnb.notebook.stream import ProgressLine, is_notebook
 
 LAST_TRAINING = "_spectrain"
 """The variable that holds the last result."""
@@ -28,14 +27,14 @@ class TrainingPage:
         self._quiet, self._notebook = quiet, is_notebook(shell)
         self._handle: Any = None
         if self._notebook and live and not quiet:
-            self._handle = display(_Line("starting ..."), display_id=True)
+            self._handle = display(ProgressLine("starting ..."), display_id=True)
 
     def progress(self, progress: Any) -> None:
         """Show a `Progress`."""
         left = progress.remaining_seconds
         text = progress.message + ("" if left is None else f" \u00b7 {_time(left)} left")
         if self._handle is not None:
-            self._handle.update(_Line(text))
+            self._handle.update(ProgressLine(text))
         elif not self._quiet and not self._notebook:
             print(text, flush=True)
 
@@ -44,7 +43,7 @@ class TrainingPage:
         if self._quiet:
             return
         if self._handle is not None:
-            self._handle.update(_Line(result.verdict))
+            self._handle.update(ProgressLine(result.verdict))
         else:
             print(result.verdict)
         if self._notebook:
@@ -53,7 +52,7 @@ class TrainingPage:
     def fail(self, text: str) -> None:
         """Say how it ended."""
         if self._handle is not None:
-            self._handle.update(_Line(text))
+            self._handle.update(ProgressLine(text))
 
 
 def training_data(body: str, names: Mapping[str, str | None], variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,19 +102,6 @@ def train(pair: Any, page: TrainingPage, data: Mapping[str, Any], options: Mappi
         raise
     page.finish(result)
     return result
-
-
-class _Line:
-    """A line of text."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __repr__(self) -> str:
-        return self.text
-
-    def _repr_html_(self) -> str:
-        return f"<small>{escape(self.text)}</small>"
 
 
 def _time(seconds: float) -> str:

@@ -62,10 +62,10 @@ def read(folder: Path, fitting: Fitting) -> None:
             "anew with the answers that are kept."
         )
     try:
-        fitting.objective.drafter.load_state_dict(_part(tensors, "now."))
+        fitting.objective.drafter.load_state_dict(theirs)
         fitting.step, fitting.trained_seconds = facts["step"], facts["trained_seconds"]
-        fitting.history = [_evaluation(one) for one in facts["history"]]
-        fitting.best = _evaluation(facts["best"])
+        fitting.history = [Evaluation.from_json(one) for one in facts["history"]]
+        fitting.best = Evaluation.from_json(facts["best"])
     except (RuntimeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{folder / FILE} belongs to another training ({' '.join(str(error).split())[:200]}): resume with the "
@@ -100,7 +100,3 @@ def _states(fitting: Fitting) -> dict[str, dict[str, Any]]:
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def _evaluation(values: dict[str, Any]) -> Evaluation:
-    return Evaluation(**{**values, "acceptance": tuple(values["acceptance"])})

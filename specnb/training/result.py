@@ -37,6 +37,11 @@ class Evaluation:
         """Expected tokens per target pass: 1 + the sum of `acceptance`."""
         return 1 + sum(self.acceptance)
 
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Evaluation:
+        """From what `dataclasses.asdict` gave, after a way through JSON."""
+        return cls(**{**values, "acceptance": tuple(values["acceptance"])})
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -196,15 +201,11 @@ class TrainingResult:
         data = json.loads(text)
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise ValueError(f"this is not a training result ({FORMAT}).")
-        data["history"] = [_evaluation(one) for one in data["history"]]
-        data["best"] = _evaluation(data["best"])
+        data["history"] = [Evaluation.from_json(one) for one in data["history"]]
+        data["best"] = Evaluation.from_json(data["best"])
         if data["comparison"] is not None:
             data["comparison"] = Comparison.from_json(json.dumps(data["comparison"]))
         return cls(**data)
 
     def __repr__(self) -> str:
         return f"TrainingResult({self.out!r}). {self.verdict}"
-
-
-def _evaluation(values: dict[str, Any]) -> Evaluation:
-    return Evaluation(**{**values, "acceptance": tuple(values["acceptance"])})

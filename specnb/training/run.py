@@ -78,7 +78,7 @@ class Run:
         test, train = self._examples(prompts, texts, held_out)
         layers = default_layers(self.pair.target)
         vocabulary = draft_vocabulary(train, self.settings["draft_vocab_size"])
-        self._check_coverage(test, train, vocabulary)
+        self._check_coverage(test, vocabulary)
         store = StateStore(self._memory(), self.out)
         test, train, head = self._collect(layers, store, test, train)
         drafter = new_drafter(
@@ -194,14 +194,12 @@ class Run:
             f"{self.settings['minutes']:g} minutes"
         )
 
-    def _check_coverage(self, test: Sequence[Example], train: Sequence[Example], vocabulary: Tensor) -> None:
+    def _check_coverage(self, test: Sequence[Example], vocabulary: Tensor) -> None:
         """Count the tokens, and refuse held-out texts that are of another kind."""
         known = set(vocabulary.tolist())
         tokens = [token for example in test for token in example.answer]
         coverage = sum(token in known for token in tokens) / max(1, len(tokens))
         self.counts |= {
-            "examples": len(train),
-            "training tokens": sum(len(example.answer) for example in train),
             "held-out examples": len(test),
             "draft vocabulary": len(vocabulary),
             "coverage": coverage,
