@@ -144,7 +144,7 @@ def _train(args: argparse.Namespace) -> None:
     import specnb
 
     transformers.utils.logging.disable_progress_bar()
-    given = {option.name: getattr(args, option.name) for option in TRAINING_OPTIONS}
+    options: dict[str, Any] = {option.name: getattr(args, option.name) for option in TRAINING_OPTIONS}
     specnb.train_drafter(
         specnb.load(args.model),
         _lines(args.prompts),
@@ -153,7 +153,7 @@ def _train(args: argparse.Namespace) -> None:
         held_out=_lines(args.held_out),
         resume=args.resume,
         chat=args.chat,
-        **{name: value for name, value in given.items() if value is not None},
+        **options,
     )
 
 
@@ -167,9 +167,9 @@ def _value(option: Option) -> Callable[[str], Any]:
 
     def read(text: str) -> Any:
         try:
-            return option.check(option.type(text))
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be {option.allowed}.") from None
+            return option.read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
 
     return read
 

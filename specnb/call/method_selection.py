@@ -18,10 +18,9 @@ from specnb.options import (
     Option,
     all_options,
     drafting_options,
-    hybrid_names,
     method_info,
-    method_names,
     parts_of,
+    selectable_methods,
 )
 
 TRANSFORMERS_DEFAULTS: dict[str, Any] = compat.default_generation_params()
@@ -44,8 +43,7 @@ def specnb_options() -> set[str]:
 
 def takes_assistant(method: str | None) -> bool:
     """Whether a method is one for an assistant model; False for a name that no method has."""
-    known = method in method_names() or method in hybrid_names()
-    return known and "assistant_model" in method_info(str(method)).needs
+    return method in selectable_methods() and "assistant_model" in method_info(str(method)).needs
 
 
 class SelectedMethod(NamedTuple):

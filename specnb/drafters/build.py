@@ -172,18 +172,18 @@ def _eagle3(context: MethodContext) -> tuple[LM, Drafter]:
 def _dflash(context: MethodContext) -> tuple[LM, Drafter]:
     drafter = context.assistant_model
     assert drafter is not None
-    _check_shared_weights(context.model, "a DFlash drafter shares")
+    _check_shared_weights(context.model)
     target = context.target(options=LMOptions(hidden_states="all", layers=settings_of(drafter).layers))
     return target, DFlash(drafter, target, context.rows, context.size.capacity, context.sampling(target))
 
 
-def _check_shared_weights(model: PreTrainedModel, what: str) -> None:
-    """Raise Unsupported if the target's embedding or head, which a drafter shares, is offloaded."""
+def _check_shared_weights(model: PreTrainedModel) -> None:
+    """Raise Unsupported if the target's embedding or head, which a DFlash drafter shares, is offloaded."""
     parts = model.get_input_embeddings(), model.get_output_embeddings()
     if any(parameter.is_meta for part in parts for parameter in part.parameters()):
         raise Unsupported(
-            f"{what} the embedding and the head of {type(model).__name__}, which are offloaded: load it without "
-            "offloading them, or use another method."
+            f"a DFlash drafter shares the embedding and the head of {type(model).__name__}, which are offloaded: "
+            "load it without offloading them, or use another method."
         )
 
 

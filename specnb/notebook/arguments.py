@@ -239,20 +239,10 @@ def _value(option: Option) -> Callable[[str], Any]:
     """A function for argparse that converts and checks one value of an option."""
 
     def read(text: str) -> Any:
-        value: Any = unescape(text) if option.multiple and option.type is str else text
-        if option.type is not str:
-            try:
-                value = option.type(text)
-            except ValueError:
-                raise argparse.ArgumentTypeError(
-                    f"{text!r} is not valid: it must be {option.allowed}{option.hint_in_brackets}."
-                ) from None
         try:
-            return option.check(value)
-        except ValueError:
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not valid: it must be {option.allowed}{option.hint_in_brackets}."
-            ) from None
+            return option.read(unescape(text) if option.multiple and option.type is str else text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
 
     return read
 

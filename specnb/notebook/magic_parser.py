@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 
-from specnb.options import all_options, hybrid_names, method_names, unknown
+from specnb.options import all_options, method_names, selectable_methods, unknown
 
 _WORD = re.compile(
     r"""'(?P<single>[^']*)'|"(?P<double>(?:\\["\\]|\\(?!["\\])|[^"\\])*)"|(?P<bare>[^\s'"]+)"""
@@ -86,7 +86,7 @@ class Parser(argparse.ArgumentParser):
     def choices_of(self, name: str) -> list[str]:
         """The values to offer after a flag, if they are known."""
         if name == "--method":
-            return [*method_names(), *hybrid_names()]
+            return selectable_methods()
         return [value for option in all_options() if flag(option.name) == name for value in option.choices]
 
     def read(self, line: str) -> dict[str, Any]:

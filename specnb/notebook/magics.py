@@ -28,20 +28,14 @@ from specnb.notebook.memory_actions import manage_memory
 from specnb.notebook.session import LAST, LAST_BENCH, Session
 from specnb.notebook.stream import View, view_for
 from specnb.notebook.training import LAST_TRAINING, TrainingPage, train, training_data
-from specnb.options import (
-    MAGIC_MAX_NEW_TOKENS,
-    METHOD_WITHOUT_DRAFT_MODEL,
-    hybrid_names,
-    method_info,
-    method_names,
-)
+from specnb.options import MAGIC_MAX_NEW_TOKENS, METHOD_WITHOUT_DRAFT_MODEL, method_info, selectable_methods
 from specnb.text import prompt_inputs
 
 
 class _MethodName(Enum):
     """The name of a method. Which ones there are changes with the registered drafters."""
 
-    values = property(lambda self: [*method_names(), *hybrid_names()], lambda self, given: None)
+    values = property(lambda self: selectable_methods(), lambda self, given: None)
 
 
 @magics_class

@@ -33,6 +33,7 @@ from specnb.options.methods import (
     methods_with,
     options_of,
     parts_of,
+    selectable_methods,
 )
 from specnb.options.option import Option, unknown
 from specnb.options.registered import REGISTRY
@@ -70,5 +71,6 @@ __all__ = [
     "methods_with",
     "options_of",
     "parts_of",
+    "selectable_methods",
     "unknown",
 ]

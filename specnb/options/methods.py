@@ -136,6 +136,11 @@ def hybrid_names() -> list[str]:
     return [f"{lookup}+{model}" for lookup in LOOKUPS for model in MODEL_DRAFTERS]
 
 
+def selectable_methods() -> list[str]:
+    """Every name that `method=` takes: all methods, then all hybrids."""
+    return [*method_names(), *hybrid_names()]
+
+
 def parts_of(name: str) -> tuple[str, ...]:
     """The methods that draft in a method: itself, or the two parts of a hybrid."""
     return method_info(name).parts or (name,)

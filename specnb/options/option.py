@@ -86,6 +86,17 @@ class Option:
             return [self._check_one(v) for v in value]
         return self._check_one(value)
 
+    def read(self, text: str) -> Any:
+        """Convert and check one value that was typed.
+
+        Raises:
+            ValueError: it is not valid. The message names the text and what is allowed, but not the option.
+        """
+        try:
+            return self.check(self.type(text))
+        except ValueError:
+            raise ValueError(f"{text!r} is not valid: it must be {self.allowed}{self.hint_in_brackets}.") from None
+
     def _check_one(self, value: Any) -> Any:
         converted: Any = value
         if self.type is float and isinstance(value, int) and not isinstance(value, bool):

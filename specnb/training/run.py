@@ -136,23 +136,27 @@ class Run:
         asked = within(asked, given["max_length"])
         file = AnswerFile(self.out / ANSWERS)
         known = {(tuple(one.prompt), one.sampled): one for one in file.read()}
-        told = [False]
+        told = False
 
         def found(number: int) -> Example | None:
             """The answer to a prompt: greedy for those held out, else of either kind."""
             greedy, key = known.get((tuple(asked[number]), False)), (tuple(asked[number]), True)
             return greedy if number < len(held_out) else greedy or known.get(key)
 
+        read = [one for i in range(len(asked)) if (one := found(i)) is not None]
+        there, tokens = len(read), sum(len(one.answer) for one in read)
+
         def on_answers(new: list[Example]) -> None:
+            nonlocal there, tokens, told
             file.append(new)
             known.update({(tuple(one.prompt), one.sampled): one for one in new})
-            there = [one for i in range(len(asked)) if (one := found(i)) is not None]
-            tokens, seconds = sum(len(one.answer) for one in there), time.monotonic() - began
-            message = f"answers: {len(there):,} of {len(asked):,} prompts, {tokens:,} tokens"
-            if seconds >= _FIRST_REPORT and not told[0]:
-                told[0] = True
-                message += f". {self._forecast(tokens / seconds, tokens / len(there) * len(asked))}"
-            self.report("answers", len(there) / len(asked), message)
+            there, tokens = there + len(new), tokens + sum(len(one.answer) for one in new)
+            seconds = time.monotonic() - began
+            message = f"answers: {there:,} of {len(asked):,} prompts, {tokens:,} tokens"
+            if seconds >= _FIRST_REPORT and not told:
+                told = True
+                message += f". {self._forecast(tokens / seconds, tokens / there * len(asked))}"
+            self.report("answers", there / len(asked), message)
 
         common = {name: given[name] for name in ("rows", "max_new_tokens", "seed")}
         parts = range(len(held_out)), range(len(held_out), len(asked))
