@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 import specnb
+from specnb.drafters.draft_builder import DraftBuilder
 from specnb.notebook import unload_ipython_extension
 from specnb.trace import GenerationResult
 
@@ -145,6 +146,25 @@ def no_forward(*models: PreTrainedModel) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def drafting() -> Iterator[list[tuple[list[int], list[int], Tensor]]]:
+    """Every draft of a run: the committed ids, the tokens, the drafter's logits that they were picked from."""
+    seen: dict[tuple[int, int], tuple[list[int], list[int], list[Tensor]]] = {}
+    found: list[tuple[list[int], list[int], Tensor]] = []
+    add = DraftBuilder.add
+
+    def record(self: DraftBuilder, logits: Tensor, ids: Tensor | None = None) -> None:
+        _, tokens, rows = seen.setdefault((self.row.index, len(self.row.ids)), (list(self.row.ids), [], []))
+        rows.append(logits.detach().clone())
+        add(self, logits, ids)
+        tokens[:] = self.tokens
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DraftBuilder, "add", record)
+        yield found
+    found += [(ids, tokens, torch.stack(rows)) for ids, tokens, rows in seen.values()]
 
 
 def configs(*models: PreTrainedModel) -> list[Any]:

@@ -6,8 +6,6 @@ import inspect
 import itertools
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -17,7 +15,20 @@ import eagle3_reference as reference
 import pytest
 import tiny
 import torch
-from checks import EAGER, STEADY, cache_name, configs, consistent, no_forward, padded, plain, run_cell, shell, spec
+from checks import (
+    EAGER,
+    STEADY,
+    cache_name,
+    configs,
+    consistent,
+    drafting,
+    no_forward,
+    padded,
+    plain,
+    run_cell,
+    shell,
+    spec,
+)
 from eagle3_checkpoints import drafter_folder, safeai_folder
 from families.build import IMAGE_TEXT, build
 from families.images import image_inputs
@@ -93,25 +104,6 @@ def clean(target: PreTrainedModel, drafter: Eagle3Drafter, ids: list[int], draft
         out.append(normed[-1] @ w["lm_head.weight"].T)
         g = torch.cat([g, (normed if config.norm_output else h)[-1:]])
     return torch.stack(out)
-
-
-@contextmanager
-def drafting() -> Iterator[list[tuple[list[int], list[int], Tensor]]]:
-    """Every draft of a run: the committed ids, the tokens, the drafter's logits that they were picked from."""
-    seen: dict[tuple[int, int], tuple[list[int], list[int], list[Tensor]]] = {}
-    found: list[tuple[list[int], list[int], Tensor]] = []
-    add = DraftBuilder.add
-
-    def record(self: DraftBuilder, logits: Tensor, ids: Tensor | None = None) -> None:
-        _, tokens, rows = seen.setdefault((self.row.index, len(self.row.ids)), (list(self.row.ids), [], []))
-        rows.append(logits.detach().clone())
-        add(self, logits, ids)
-        tokens[:] = self.tokens
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DraftBuilder, "add", record)
-        yield found
-    found += [(ids, tokens, torch.stack(rows)) for ids, tokens, rows in seen.values()]
 
 
 def check(drafts: list[tuple[list[int], list[int], Tensor]], target: PreTrainedModel, drafter: Eagle3Drafter) -> None:

@@ -7,8 +7,6 @@ import inspect
 import shutil
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,13 @@ import pytest
 import tiny
 import torch
 from checkpoints import load, mtp_folder, mtp_model, write_mtp
-from checks import STEADY, configs, consistent, no_forward, padded, plain, spec
+from checks import STEADY, configs, consistent, drafting, no_forward, padded, plain, spec
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LogitsProcessorList, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 import specnb
-from specnb.drafters.draft_builder import DraftBuilder
 from specnb.models.mtp import load_mtp
 
 KINDS = ["glm4_moe", "deepseek_v3"]
@@ -70,26 +67,6 @@ def clean(model: PreTrainedModel, ids: list[int], drafted: list[int]) -> Tensor:
         outs.append(last)
     logits: Tensor = mtp._project_to_logits(torch.cat(outs, 1))[0]
     return logits
-
-
-@contextmanager
-def drafting() -> Iterator[list[tuple[list[int], list[int], Tensor]]]:
-    """Every draft of a run: the committed ids, the tokens, the logits they were picked from."""
-    seen: dict[tuple[int, int], tuple[list[int], list[int], list[Tensor]]] = {}
-    found: list[tuple[list[int], list[int], Tensor]] = []
-    add = DraftBuilder.add
-
-    def record(self: DraftBuilder, logits: Tensor, ids: Tensor | None = None) -> None:
-        at = (self.row.index, len(self.row.ids))
-        _, tokens, rows = seen.setdefault(at, (list(self.row.ids), [], []))
-        rows.append(logits.detach().clone())
-        add(self, logits, ids)
-        tokens[:] = self.tokens
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DraftBuilder, "add", record)
-        yield found
-    found += [(ids, tokens, torch.stack(rows)) for ids, tokens, rows in seen.values()]
 
 
 # ---------------------------------------------------------------- equality

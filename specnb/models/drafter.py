@@ -65,4 +65,4 @@ def read_drafter(name: str, place: str, local: bool, dtype: Any, device: Any) ->
     with load_errors(name, from_hub=not local):
         if kind == "dflash":
             return load_dflash(name, place, raw, dtype, device, **options)
-        return load_eagle3(name, place, dtype, device, **options)
+        return load_eagle3(name, place, dtype, device, raw, **options)

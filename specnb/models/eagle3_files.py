@@ -118,7 +118,14 @@ def read_config(place: str, **options: Any) -> dict[str, Any]:
     return raw
 
 
-def load_eagle3(name: str, place: str, dtype: Any = "auto", device: Any = None, **options: Any) -> Eagle3Drafter:
+def load_eagle3(
+    name: str,
+    place: str,
+    dtype: Any = "auto",
+    device: Any = None,
+    raw: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Eagle3Drafter:
     """Load a drafter, in eval mode.
 
     Args:
@@ -126,13 +133,14 @@ def load_eagle3(name: str, place: str, dtype: Any = "auto", device: Any = None, 
         place: a folder or hub id.
         dtype: a torch.dtype or its name; "auto" is that of the stored weights.
         device: where to put it; None is the CPU.
+        raw: the contents of config.json; None reads it.
         options: for transformers' look-up of files on the hub.
 
     Raises:
         LoadError: files are missing or damaged, the drafter is of a kind that is not built here, or its weights and its
             config do not fit.
     """
-    config = eagle3_config(name, read_config(place, **options))
+    config = eagle3_config(name, read_config(place, **options) if raw is None else raw)
     tensors = {_renamed(key): value for key, value in _read_tensors(name, place, options).items()}
     tensors = {key: value for key, value in tensors.items() if not key.startswith(_NOT_READ)}
     stored = next((value.dtype for value in tensors.values() if value.is_floating_point()), torch.float32)

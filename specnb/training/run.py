@@ -114,7 +114,8 @@ class Run:
             self._fit(fitting)
         except (KeyboardInterrupt, DivergedError) as stop:
             if fitting.best is not None:
-                stop.partial_result = self._finish(fitting, self._save(fitting), None, False)  # type: ignore[union-attr]
+                kept = self._finish(fitting, self._save(fitting), None, False)
+                stop.partial_result = kept  # type: ignore[union-attr]
             raise
         pair = self._save(fitting)
         try:
