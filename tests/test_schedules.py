@@ -136,14 +136,14 @@ def emitted(steps: Sequence[Step]) -> int:
 
 @pytest.mark.parametrize("draft", [0.05, 0.3, 1.0])
 def test_adaptive_with_a_useless_drafter(draft: float) -> None:
-    """The share of steps with a draft tends to 0, the time lost to a few per cent, without any extra pass."""
+    """The share of steps with a draft soon falls below 2 %, the time lost to a few per cent, without any extra pass."""
     steps = play(0.0, draft, 1000)
     assert all(len(one.emitted) == 1 for one in steps)
     shares = [
         sum(len(one.drafted) > 0 for one in part) / len(part) for part in (steps[:50], steps[50:200], steps[500:])
     ]
-    assert shares[0] > shares[1] > shares[2]
-    assert shares[2] < 0.02
+    assert shares[0] > max(shares[1:])
+    assert max(shares[1:]) < 0.02
     assert seconds(steps[200:]) < 1.05 * len(steps[200:])  # plain: a second per token
     assert any(one.drafted for one in steps[500:])  # it goes on probing
 
