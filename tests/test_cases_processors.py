@@ -162,6 +162,16 @@ PROCESSORS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+def in_every_way(options: Callable[[], dict[str, Any]], ids: Tensor, mask: Tensor) -> dict[str, GenerationResult]:
+    """Ours in every way, after checking that the text is transformers' own."""
+    want = T.generate(ids, do_sample=False, attention_mask=mask, max_new_tokens=12, **options()).tolist()
+    found = {}
+    for way, how in WAYS.items():
+        found[way] = spec(T, ids, attention_mask=mask, max_new_tokens=12, **options(), **how)
+        assert found[way].sequences.tolist() == want, way
+    return found
+
+
 def same(options: Callable[[], dict[str, Any]], ids: Tensor, mask: Tensor, way: str, new: int = 12) -> GenerationResult:
     """Ours, after checking that its text is transformers' own, whatever is in it."""
     given = {"attention_mask": mask, "max_new_tokens": new}
@@ -175,26 +185,23 @@ def same(options: Callable[[], dict[str, Any]], ids: Tensor, mask: Tensor, way: 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_PR_processors_of_all_kinds(name: str, rows: str) -> None:
-    for way in WAYS:
-        same(PROCESSORS[name], *ROWS[rows], way)
-        if name != "an end":
-            same(lambda: PROCESSORS[name]() | PROCESSORS["an end"](), *ROWS[rows], way)
+    in_every_way(PROCESSORS[name], *ROWS[rows])
+    if name != "an end":
+        in_every_way(lambda: PROCESSORS[name]() | PROCESSORS["an end"](), *ROWS[rows])
 
 
 def test_PR_01_prefix_function_gets_the_row() -> None:
-    for way in WAYS:
-        result = same(PROCESSORS["prefix function"], *ROWS["padded rows"], way)
+    for result in in_every_way(PROCESSORS["prefix function"], *ROWS["padded rows"]).values():
         assert set(result.rows[1].ids) <= {40, 41, 42}
 
 
 def test_PR_02_a_bias_per_row() -> None:
-    for way in WAYS:
-        same(PROCESSORS["a bias per row"], X[:2], MASK[:2], way)
+    in_every_way(PROCESSORS["a bias per row"], X[:2], MASK[:2])
 
 
 def test_PR_03_a_budget_counted_from_the_padded_length() -> None:
-    for way in WAYS:
-        assert same(PROCESSORS["a budget"], *ROWS["one, padded"], way).ids[4] == 9
+    for result in in_every_way(PROCESSORS["a budget"], *ROWS["one, padded"]).values():
+        assert result.ids[4] == 9
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -214,6 +221,7 @@ def test_PR_what_a_processor_is_shown(way: str, rows: str, ends: bool) -> None:
         assert result.target_passes < 6  # rows that grow in step still draft
 
 
+@pytest.mark.slow
 def test_PR_a_row_that_ended_is_in_no_step() -> None:
     given = {"eos_token_id": EOS, "max_new_tokens": 12, "attention_mask": MASK}
     for way in WAYS:
@@ -356,20 +364,16 @@ CRITERIA: dict[str, Callable[[int], Any]] = {
 @pytest.mark.parametrize("name", CRITERIA)
 def test_SC_01_criteria_of_all_kinds(name: str, rows: str) -> None:
     ids, mask = ROWS[rows]
-    for way in WAYS:
-        for i in range(0, 12, 3):
-            if name == "all rows done":  # one token per row
-                tokens = [row[(i + r) % 12] for r, row in enumerate(FREE[: len(ids)])]
-                make: Callable[[], Any] = lambda tokens=tokens: Done(tokens)  # noqa: E731
-            else:
-                make = lambda i=i: CRITERIA[name](i)  # noqa: E731
-            result = same(lambda make=make: {"stopping_criteria": StoppingCriteriaList([make()])}, ids, mask, way)
+    for i in range(0, 12, 3):
+        tokens = [row[(i + r) % 12] for r, row in enumerate(FREE[: len(ids)])]
 
-            def ending(make: Callable[[], Any] = make) -> dict[str, Any]:
-                return {"stopping_criteria": StoppingCriteriaList([make()]), "eos_token_id": EOS}
+        def criteria(i: int = i, tokens: list[int] = tokens) -> dict[str, Any]:
+            one = Done(tokens) if name == "all rows done" else CRITERIA[name](i)
+            return {"stopping_criteria": StoppingCriteriaList([one])}
 
-            same(ending, ids, mask, way)
+        for result in in_every_way(criteria, ids, mask).values():
             assert {row.finish_reason for row in result.rows} <= {"stopping_criteria", "length"}
+        in_every_way(lambda criteria=criteria: criteria() | {"eos_token_id": EOS}, ids, mask)
 
 
 @pytest.mark.parametrize("shown", [False, True])
@@ -399,6 +403,7 @@ def test_SC_01_transformers_own_confidence_criterion() -> None:
     assert len(lengths) > 1
 
 
+@pytest.mark.slow
 def test_SC_01_stop_strings_in_rows_without_an_end_of_sequence() -> None:
     """generate() lets a row that has ended write on until all have; the rows of the result end at their stop."""
     model = tiny.llama(vocab=330)
@@ -499,6 +504,7 @@ def test_PR_what_was_committed_outlasts_a_failure(way: str, rows: str) -> None:
                 assert len(row.ids) == length, fault
 
 
+@pytest.mark.slow
 def test_PR_mixtures_at_random() -> None:
     """Options, processors, criteria, rows and methods thrown together."""
     draw = random.Random(7)

@@ -337,6 +337,7 @@ def test_STA_05_the_targets_config_is_next_and_the_drafts_is_never_read() -> Non
     assert result.options["num_assistant_tokens"] == 6
 
 
+@pytest.mark.slow
 def test_STA_05_the_confidence_threshold_ends_drafts() -> None:
     drafted = []
     for threshold in (0, 0.2, 0.5, 0.9, 1):

@@ -35,6 +35,7 @@ def streamed(model: PreTrainedModel, prompt: Tensor, **options: Any) -> Generati
 
 
 # ---------------------------------------------------------------- STP-01
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_STP_01_eos_at_every_place_of_a_block(way: str) -> None:
     free = plain(T, X, max_new_tokens=20)

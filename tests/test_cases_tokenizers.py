@@ -109,6 +109,7 @@ def test_MT_01_the_chat_template_is_used(mistral: Any) -> None:
     assert has_chat_template(mistral) and has_chat_template(types.SimpleNamespace(tokenizer=mistral))
 
 
+@pytest.mark.slow
 def test_MT_01_tokenizers_are_compared(mistral: Any, tekken: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
     from transformers.tokenization_mistral_common import MistralCommonBackend
@@ -128,6 +129,7 @@ def test_MT_01_tokenizers_are_compared(mistral: Any, tekken: Path, tmp_path: Pat
     assert tokenizer_difference(mistral, other) is None and tokenizer_difference(other, mistral) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["target", "draft"])
 @pytest.mark.parametrize("sampling", [False, True])
 def test_MT_01_universal_decoding(way: str, sampling: bool, target: Any, mistral: Any) -> None:
@@ -203,6 +205,7 @@ def test_MT_01_a_stop_string_of_parts_of_characters(mistral: Any) -> None:
     assert result.text == ("a 🦊" if hasattr(StopStringCriteria, "_get_stop_string_matching_mode") else "a 🦊 b")
 
 
+@pytest.mark.slow
 def test_MT_01_load_save_and_magics(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = specnb.load(folder)
     assert is_mistral_common(pair.tokenizer)

@@ -190,6 +190,7 @@ def test_SMP_01_first_and_second_token(setting: str, k: int) -> None:
         assert within_noise([text[1] for text in texts if text[0] == first], p)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [26, 40])
 def test_SMP_01_VOC_01_sampling_with_an_unequal_vocabulary(size: int) -> None:
     """Tokens that only the target has stay reachable; those that only the draft has never appear."""

@@ -48,6 +48,7 @@ def test_without_a_name_the_text_is_the_same(gone: str, monkeypatch: pytest.Monk
     assert without != with_it
 
 
+@pytest.mark.slow
 def test_importing_needs_none_of_them() -> None:
     """With every private name gone, specnb can be imported and decodes plainly with the same text."""
     code = """

@@ -91,7 +91,7 @@ def test_rows_leave_and_the_kv_cache_grows(name: str, recorder: Recorder, monkey
     graphs._RECORDERS[model] = recorder
     monkeypatch.setattr(cached, "KVCache", lambda config, rows, _: KVCache(config, rows, 8))
     ids, mask = padded(PROMPTS)
-    result = spec(model, ids, attention_mask=mask, max_new_tokens=30, prompt_lookup_num_tokens=3)
+    result = spec(model, ids, attention_mask=mask, max_new_tokens=30, prompt_lookup_num_tokens=3, **STEADY)
     assert [list(row.ids) for row in result.rows] == expected
     assert len({len(row.ids) for row in result.rows}) > 1
     assert len({rows for rows, _ in recorder.recorded}) > 1
@@ -119,6 +119,7 @@ def test_the_kv_cache_goes_with_the_call(recorded: bool, recorder: Recorder, mon
         gc.enable()
 
 
+@pytest.mark.slow
 def test_sampling_is_the_same(recorder: Recorder) -> None:
     model = tiny.llama().double()
     draft = tiny.noisy(model, 0.02)
@@ -130,6 +131,7 @@ def test_sampling_is_the_same(recorder: Recorder) -> None:
     assert recorder.repeated > 40
 
 
+@pytest.mark.slow
 def test_drafters_that_read_the_targets_states(recorder: Recorder) -> None:
     gemma = gemma4_target()
     assistant, glm = gemma4_drafter(gemma), mtp_model("glm4_moe")

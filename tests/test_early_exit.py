@@ -167,6 +167,7 @@ class Stop(LogitsProcessor):
         raise RuntimeError("stop here")
 
 
+@pytest.mark.slow
 def test_the_draft_is_the_first_layers_norm_and_head() -> None:
     """Drafted tokens are the choice of a model of E layers made of the same weights, in every round."""
     for family in ("llama", "qwen3", "glm4_moe", "gemma3", "gpt2"):
@@ -360,6 +361,7 @@ def test_layers_that_share_keys_across_the_exit_draft_with_a_cache_of_their_own(
     assert reused == [True, True, False, False, False]
 
 
+@pytest.mark.slow
 def test_the_composite_class_works_too() -> None:
     model = checkpoints.gemma4_target(shared=0, composite=True)
     ids, mask = padded([X, tiny.ids(3, 12)])

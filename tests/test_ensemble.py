@@ -162,6 +162,7 @@ def test_SMP_05_sampling_follows_the_mix(setting: str, w: float) -> None:
         assert follows(texts, test_sampling.exact(setting))
 
 
+@pytest.mark.slow
 def test_SMP_05_block_verification_end_to_end() -> None:
     assert follows(sampled("plain", 0.5, verification="block"), mixed_distribution("plain", 0.5))
 
@@ -186,6 +187,7 @@ def test_SMP_05_greedy_takes_the_argmax_of_the_mix(w: float) -> None:
     assert list(result.ids) != plain(G_T, X, max_new_tokens=40)
 
 
+@pytest.mark.slow
 def test_SMP_05_the_smaller_the_weight_the_more_is_accepted() -> None:
     rates = [
         spec(

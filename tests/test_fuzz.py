@@ -130,6 +130,7 @@ def test_another_distribution_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judge(sampled).kind == "another distribution"
 
 
+@pytest.mark.slow
 def test_a_finding_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch, another_text)
     large = Draw(

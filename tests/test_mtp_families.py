@@ -271,6 +271,7 @@ def clean(model: PreTrainedModel, ids: list[int], drafted: list[int]) -> Tensor:
     return logits[0, : len(drafted)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_checkpoint_named_as_released_drafts_what_a_clean_pass_drafts(family: str, tmp_path: Path) -> None:
     model = checkpoint(family, tmp_path)
@@ -297,6 +298,7 @@ def test_a_checkpoint_named_as_released_drafts_what_a_clean_pass_drafts(family: 
         assert (theirs - logits[:count]).abs().max() < 1e-4 * max(1, float(theirs.abs().max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_save_pair_keeps_the_layers(family: str, tmp_path: Path) -> None:
     model = checkpoint(family, tmp_path / "released")

@@ -141,6 +141,7 @@ def test_joint_distribution_with_short_drafts(k: int) -> None:
     assert follows(sampled("draft_model", "all", num_assistant_tokens=k), "all")
 
 
+@pytest.mark.slow
 def test_joint_distribution_with_a_confidence_threshold() -> None:
     """The end of a draft depends on what was drawn; the output distribution must not."""
     for verification in ("token", "block"):

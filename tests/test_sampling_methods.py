@@ -31,7 +31,7 @@ from specnb.drafters.universal import Universal
 VOCAB, NEW, ROWS = 8, 3, 512
 PROMPT = torch.tensor([[3, 4, 5, 6, 3, 4, 7, 3, 4]])
 ONE_BY_ONE = ("Gemma 4 dense", "Gemma 4 ordered", "hybrid draft", "hybrid early exit")
-RUNS = dict.fromkeys(ONE_BY_ONE, 512)
+RUNS = dict.fromkeys(ONE_BY_ONE, 512) | {"hybrid draft": 256, "hybrid early exit": 256}
 W_ONE = tiny.word_tokenizer([f"w{i}" for i in range(5)])
 W_TWO = tiny.word_tokenizer([*(f"w{i}" for i in range(3, -1, -1)), "x1", "x2"])
 
@@ -312,6 +312,7 @@ def test_rows_have_seeds_of_their_own(name: str) -> None:
         assert many.rows[i].ids == alone.ids
 
 
+@pytest.mark.slow
 def test_prompt_lookup_writes_what_plain_sampling_writes_with_the_same_seed() -> None:
     model = test_sampling.target()
     for setting in SETTINGS.values():
