@@ -87,11 +87,12 @@ def test_most_passes_are_repetitions(recorder: Recorder) -> None:
 def test_rows_leave_and_the_kv_cache_grows(name: str, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny.family(name)
     model.generation_config.eos_token_id = plain(model, X, max_new_tokens=12)[-1]
-    expected = [plain(model, prompt, max_new_tokens=30) for prompt in PROMPTS]
+    expected = [plain(model, prompt, max_new_tokens=60) for prompt in PROMPTS]
     graphs._RECORDERS[model] = recorder
     monkeypatch.setattr(cached, "KVCache", lambda config, rows, _: KVCache(config, rows, 8))
     ids, mask = padded(PROMPTS)
-    result = spec(model, ids, attention_mask=mask, max_new_tokens=30, prompt_lookup_num_tokens=3, **STEADY)
+    how = {"assistant_model": tiny.noisy(model, 0.02), "num_assistant_tokens": 2, **STEADY}
+    result = spec(model, ids, attention_mask=mask, max_new_tokens=60, **how)
     assert [list(row.ids) for row in result.rows] == expected
     assert len({len(row.ids) for row in result.rows}) > 1
     assert len({rows for rows, _ in recorder.recorded}) > 1
