@@ -28,6 +28,7 @@ from specnb.call.method_selection import (
     configs_in_order,
     is_requested,
     method_name,
+    methods_for,
     options_in_config,
     select_method,
     specnb_options,
@@ -120,7 +121,7 @@ def generate(
             top_logprobs=BY_NAME["top_logprobs"].check(top_logprobs),
             remembered=MemoryArguments(memory, prediction),
         )
-        method = custom_generate.remembered.method if method is None else method
+        method = custom_generate.remembered.method(assistant_model, options) if method is None else method
         return _check_arguments(model, inputs, method, dict(options), custom_generate)
 
 
@@ -246,11 +247,16 @@ def decoder(
         if name not in known:
             raise ValueError(unknown("option", name, known) + " Give other options to generate() itself.")
     if assistant_model is not None and method is not None and not takes_assistant(method_name(method)):
-        raise ValueError(f"method {method_name(method)!r} does not use assistant_model=; leave it out.")
+        use = methods_for(drafters.drafter_kind(assistant_model) or "draft_model", str(method_name(method)))
+        raise ValueError(
+            f"method {method_name(method)!r} does not use assistant_model=: choose {' or '.join(map(repr, use))}, or "
+            "leave it out."
+        )
     bound = check_values(options)
     remembered = MemoryArguments(memory, prediction)
+    remembered.check(method_name(method))
     return CustomGenerate(
-        method=remembered.method if method is None and assistant_model is None else method,
+        method=remembered.method(assistant_model, options) if method is None else method,
         remembered=remembered,
         options=bound,
         assistant_model=assistant_model,

@@ -112,7 +112,8 @@ class CustomGenerate:
             sample = bool(generation_config.do_sample)
             selected, sources = self._selected_method(method, requested, generation_config, model, assistant)
             selected = drafters.with_defaults(selected, model, sample, self.assistant_model)
-            self.remembered.check(selected.name, self.tokenizer)
+            self.remembered.check(selected.name)
+            self.remembered.bind(self.tokenizer)
             seed = self.seed if seed is None else BY_NAME["seed"].check(seed)
             if sample and seed is None:
                 seed = int.from_bytes(os.urandom(4), "little")
