@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from functools import cache
 from pathlib import Path
@@ -210,6 +212,35 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         memory.save(tmp_path / "no" / "folder")
     with pytest.raises(FileNotFoundError):
         Memory.load(tmp_path / "no file")
+
+
+def test_what_is_no_memory_is_not_written_over(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    memory, other = Memory(), tmp_path / "notes.txt"
+    save_file({}, tmp_path / "weights", {"format": "pt"})
+    other.write_text("keep me")
+    for path, said in (
+        (tmp_path, "is a folder: give"),
+        (other, "not a specnb.Memory"),
+        (tmp_path / "weights", "not a"),
+    ):
+        with pytest.raises(OSError, match=said):
+            memory.save(path)
+    assert other.read_text() == "keep me" and len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(OSError, match="is a folder: give the file"):
+        Memory.load(tmp_path)
+
+
+def test_copies_and_pickles() -> None:
+    memory = Memory(max_tokens=50, tokenizer=tokenizer())
+    memory.add([5, 6, 7], prompt=[1])
+    for made in (copy.copy(memory), copy.deepcopy({"kept": memory})["kept"]):
+        assert (made.requests(), repr(made)) == (memory.requests(), repr(memory))
+        made.add([9])
+        assert memory.num_requests == 1 and made.num_requests == 2
+    with pytest.raises(TypeError, match="is not pickled: write it with save"):
+        pickle.dumps(memory)
 
 
 def saved(memory: Memory, folder: Path) -> Path:

@@ -223,10 +223,11 @@ def decoder(
 ) -> CustomGenerate:
     """specnb's decoding as a callable: `model.generate(**inputs, custom_generate=specnb.decoder(...))`.
 
-    For code, or a pipeline, that calls `generate()` itself. Give here what `generate()` does not pass on to a callable:
-    the assistant, tokenizers, streamer and stop strings; all else goes to `generate()`. Drafting options may be given
-    here or there; those of the `generate()` call take precedence. `.result` of the decoder is the `GenerationResult` of
-    the last call.
+    For code, or a pipeline, that calls `generate()` itself. `assistant_model`, `assistant_tokenizer`, `tokenizer`,
+    `streamer` and `stop_strings` must be given here: `generate()` does not hand them on to a callable. (It refuses stop
+    strings, asking for a tokenizer, and drops tokenizers; a streamer or an assistant given there is refused here.) All
+    else goes to `generate()`. Drafting options may be given here or there; those of the `generate()` call take
+    precedence. `.result` of the decoder is the `GenerationResult` of the last call.
 
     With `return_dict_in_generate`, scores, logits and cache are those that `generate()` returns. The cache is a
     DynamicCache that holds all tokens but the last, ready for the next turn; None if rows were padded or ended at
@@ -237,7 +238,8 @@ def decoder(
         options: drafting options. The other arguments are those of `specnb.generate`.
 
     Raises:
-        ValueError: an unknown method or option, or a wrong value.
+        ValueError: an unknown method or option, or a wrong value. When it is called: a streamer or an assistant that
+            was given to `generate()`.
     """
     assistant_model, assistant_tokenizer = unwrap_model("assistant_model", assistant_model, assistant_tokenizer)
     if method is not None and not isinstance(method, Method):

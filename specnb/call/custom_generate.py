@@ -233,6 +233,7 @@ class CustomGenerate:
     ) -> str | None:
         """Run the checks that need no decoding; returns the method that the assistant model is for."""
         assistant = self.assistant_method
+        unsupported.check_handed_on()
         peft_adapters.check_adapters(model)
         if assistant == _UNCHECKED:
             unsupported.check_model(model, model_kwargs)
