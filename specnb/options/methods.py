@@ -56,14 +56,14 @@ _METHODS = (
     MethodInfo(
         name="prompt_lookup",
         title="Prompt lookup",
-        help="copies what followed the same words earlier in prompt and output",
+        help="drafts what followed the same words earlier in prompt and output",
         source="Saxena 2023, prompt lookup decoding",
         defaults={"num_assistant_tokens": 10},
     ),
     MethodInfo(
         name="suffix",
         title="Suffix decoding",
-        help="copies what followed the same words in prompt, output and past outputs, as far as it is likely",
+        help="drafts what followed the same words in prompt, output and past outputs, as far as it is likely",
         source="Oliaro et al. 2411.04975",
         defaults={"num_assistant_tokens": 10},
     ),
@@ -174,7 +174,7 @@ def _hybrid_info(name: str) -> MethodInfo:
     return MethodInfo(
         name=name,
         title=f"{first.title} + {second.title.lower()}",
-        help=f"{first.help}; where that promises less, {second.help}",
+        help=f"{first.help}; where fewer tokens are expected of that, {second.help}",
         source=f"{first.source}; {second.source}",
         needs=second.needs,
         defaults={**first.defaults, "num_assistant_tokens": default("num_assistant_tokens", model)},
