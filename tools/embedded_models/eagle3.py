@@ -17,7 +17,7 @@ from tools.embedded_models.data import Writer
 from tools.embedded_models.fitting import save_half, set_config
 
 TARGET = "tiny-llama"
-PROMPTS, HELD_OUT = 3000, 24
+PROMPTS, HELD_OUT = 1600, 24
 
 
 def prompts() -> list[str]:

@@ -24,7 +24,7 @@ RECIPES: dict[str, tuple[Callable[[Path, Sequence[int]], dict[str, Any]], tuple[
     "tiny-llama": (llama.target, (2600, 2500)),
     "tiny-llama-draft": (llama.draft, (800,)),
     "tiny-llama-other": (llama.other, (1000,)),
-    "tiny-llama-eagle3": (eagle3.drafter, (700,)),
+    "tiny-llama-eagle3": (eagle3.drafter, (600,)),
     "tiny-gemma4": (gemma4.target, (2000, 1200)),
     "tiny-gemma4-assistant": (gemma4.assistant, (800,)),
     "tiny-glm4-moe": (glm4_moe.target, (1400, 2000)),
