@@ -16,7 +16,7 @@ import torch
 from transformers.utils import logging
 
 from specnb.models.embedded import FOLDER
-from tools.embedded_models import eagle3, gemma4, glm4_moe, llama, qwen3_5
+from tools.embedded_models import gemma4, glm4_moe, llama, qwen3_5
 
 HERE = Path(__file__).parent
 
@@ -24,7 +24,6 @@ RECIPES: dict[str, tuple[Callable[[Path, Sequence[int]], dict[str, Any]], tuple[
     "tiny-llama": (llama.target, (2600, 2500)),
     "tiny-llama-draft": (llama.draft, (800,)),
     "tiny-llama-other": (llama.other, (1000,)),
-    "tiny-llama-eagle3": (eagle3.drafter, (600,)),
     "tiny-gemma4": (gemma4.target, (2000, 1200)),
     "tiny-gemma4-assistant": (gemma4.assistant, (800,)),
     "tiny-glm4-moe": (glm4_moe.target, (1400, 2000)),

@@ -19,7 +19,6 @@ CARDS = {
     "tiny-llama": "Tiny Llama (5 layers), trained with early exits: assistant_early_exit=2 or 3 pays." + _END,
     "tiny-llama-draft": "Draft model for tiny-llama: Llama, 2 layers, same tokenizer, distilled from it." + _END,
     "tiny-llama-other": "Draft model for tiny-llama with another tokenizer: Llama, 2 layers." + _END,
-    "tiny-llama-eagle3": "EAGLE-3 drafter for tiny-llama: one layer that reads states of three of its layers." + _END,
     "tiny-gemma4": "Tiny Gemma 4 (6 layers: sliding and full attention, shared keys and values, per-layer inputs)."
     + _END,
     "tiny-gemma4-assistant": "Gemma 4 drafter for tiny-gemma4: 4 layers that read its keys and values." + _END,
