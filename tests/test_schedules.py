@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -159,16 +160,29 @@ def test_adaptive_drafts_whole_blocks_where_length_costs_nothing() -> None:
 
 @pytest.mark.parametrize("draft", [0.05, 0.3, 1.0])
 def test_adaptive_with_a_useless_drafter(draft: float) -> None:
-    """The share of steps with a draft tends to 0, the time lost to a few per cent, without any extra pass."""
+    """The share of steps with a draft soon falls below 2 %, the time lost to a few per cent, without any extra pass."""
     steps = play(0.0, draft, 1000)
     assert all(len(one.emitted) == 1 for one in steps)
     shares = [
         sum(len(one.drafted) > 0 for one in part) / len(part) for part in (steps[:50], steps[50:200], steps[500:])
     ]
-    assert shares[0] > shares[1] > shares[2]
-    assert shares[2] < 0.02
+    assert shares[0] > max(shares[1:])
+    assert max(shares[1:]) < 0.02
     assert seconds(steps[200:]) < 1.05 * len(steps[200:])  # plain: a second per token
     assert any(one.drafted for one in steps[500:])  # it goes on probing
+
+
+def test_adaptive_with_a_useless_drafter_and_running_states() -> None:
+    """A token more costs a third of a pass, and rejected drafts make the next pass longer: few are tried."""
+    schedule, done, pending = Adaptive(5), [], 0
+    schedule.update(step(0, 0, verify=10.0))  # the prompt
+    for _ in range(128):
+        k = min(1, schedule.length())  # the drafter is not sure of a second token
+        fed = replace(step(k, 0, 0.12 * k, 1 + 0.35 * (k + pending)), replayed_tokens=pending)
+        pending = pending + 1 if k else 0
+        done.append(fed)
+        schedule.update(fed)
+    assert len(done) < seconds(done) < 1.035 * len(done)
 
 
 def test_adaptive_probes_later_and_later() -> None:
