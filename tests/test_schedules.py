@@ -14,6 +14,7 @@ import torch
 from checks import EAGER, configs, consistent, padded, plain, spec, watched
 
 import specnb
+from specnb.decoding.draft_cost import DraftCost
 from specnb.decoding.schedules import SCHEDULES, Adaptive, Constant, Heuristic
 from specnb.trace import GenerationResult, Step
 
@@ -132,6 +133,29 @@ def seconds(steps: Sequence[Step]) -> float:
 
 def emitted(steps: Sequence[Step]) -> int:
     return sum(len(one.emitted) for one in steps)
+
+
+@pytest.mark.parametrize(("fixed", "per_token"), [(0.0, 0.5), (3.0, 0.0), (1.0, 0.2)])
+def test_what_a_draft_costs_is_learned(fixed: float, per_token: float) -> None:
+    """In proportion to its length, the same for every length (a block in one pass), or in between."""
+    cost = DraftCost()
+    assert cost.seconds(5) == 0
+    for _ in range(4):
+        cost.add(8, fixed + 8 * per_token)
+    assert cost.seconds(4) == pytest.approx((fixed + 8 * per_token) / 2)  # one length tells nothing of others
+    for k in (4, 8, 6, 7) * 5:
+        cost.add(k, fixed + k * per_token)
+    for k in (1, 4, 8, 16):
+        assert cost.seconds(k) == pytest.approx(fixed + k * per_token, rel=0.25)
+    assert cost.seconds(0) == 0
+
+
+def test_adaptive_drafts_whole_blocks_where_length_costs_nothing() -> None:
+    schedules = [Adaptive(8), Adaptive(8)]
+    for k in (8, 4, 8, 6, 8, 8):
+        for schedule, draft in zip(schedules, (1 / k, 0.2), strict=True):  # 1 second a block; 0.2 a token
+            schedule.update(step(k, min(k, 3), draft, match_length=1))
+    assert schedules[0].length(1) > schedules[1].length(1)
 
 
 @pytest.mark.parametrize("draft", [0.05, 0.3, 1.0])

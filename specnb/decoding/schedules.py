@@ -8,6 +8,7 @@ from itertools import accumulate
 from operator import mul
 
 from specnb.decoding.contracts import Schedule
+from specnb.decoding.draft_cost import DraftCost
 from specnb.trace import Step
 
 
@@ -59,7 +60,7 @@ class Adaptive:
         self.k = k
         self.max_length = max(k, self.MAX_LENGTH)
         self.verify_seconds: dict[int, float] = {}  # by block size
-        self.draft_seconds: float | None = None  # per drafted token
+        self.draft_cost = DraftCost()
         self.drafted: dict[tuple[int, int], float] = defaultdict(float)  # by match_length and position
         self.accepted: dict[tuple[int, int], float] = defaultdict(float)
         self.steps = self.drafting_steps = 0
@@ -92,7 +93,7 @@ class Adaptive:
             return
         self.drafting_steps += 1
         if self.drafting_steps > 1:  # so does the first draft
-            self.draft_seconds = _moving_average(self.draft_seconds, step.draft_seconds / k)
+            self.draft_cost.add(k, step.draft_seconds)
         if step.accepted:
             self.probe_after = self.FIRST_PROBE
         elif self.plain_steps >= self.probe_after:
@@ -130,9 +131,7 @@ class Adaptive:
                 reached *= rate
                 tokens += reached
             size = k + 1 + self.pending
-            seconds = max(
-                self.pass_seconds(size) + k * (self.draft_seconds or 0.0), 1e-9
-            )  # a coarse clock may measure 0
+            seconds = max(self.pass_seconds(size) + self.draft_cost.seconds(k), 1e-9)  # a coarse clock may measure 0
             if self.replays and k:
                 seconds += (1 - reached) * max(0.0, self.pass_seconds(size + round(tokens)) - self.pass_seconds(size))
             if tokens / seconds > highest:

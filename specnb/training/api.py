@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from specnb.training.arguments import as_texts, check_settings, split
+from specnb.training.arguments import as_folder, as_texts, check_settings, split
 from specnb.training.option_types import TrainingOptions
 from specnb.training.result import Progress, TrainingResult
 from specnb.training.run import Run
@@ -56,10 +55,11 @@ def train_drafter(
         ValueError: an argument is not valid, there are too few prompts, `out` holds something else, held-out texts have
             tokens that the others do not have, or the loss is not a number any more.
         OSError: the disk is full.
-        KeyboardInterrupt: with the result so far as `.partial_result`; the best drafter so far is in `out`.
+        KeyboardInterrupt: with the result so far as `.partial_result`; the best drafter so far is in `out`. Errors of
+            `on_progress` likewise.
     """
-    settings = check_settings(options) | {"chat": chat}
+    settings, folder = check_settings(options) | {"chat": chat}, as_folder(out)
     asked, given = as_texts("prompts", prompts), as_texts("texts", texts)
     testing, asked, given = split(asked, given, held_out, settings["seed"])
-    run = Run(pair, Path(out), settings, on_progress or (lambda progress: print(progress.message, flush=True)))
+    run = Run(pair, folder, settings, on_progress or (lambda progress: print(progress.message, flush=True)))
     return run.train(asked, given, testing, resume)

@@ -159,3 +159,11 @@ class Fitting:
             generator = torch.Generator().manual_seed(self.seed + epoch)
             self._order, self._epoch = torch.randperm(len(self.examples), generator=generator).tolist(), epoch
         return [self.examples[i] for i in self._order[batch * size : (batch + 1) * size]]
+
+
+def make_accelerator() -> Any:
+    """accelerate's Accelerator: mixed precision where a GPU has bfloat16, else float32."""
+    from accelerate import Accelerator
+
+    half = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    return Accelerator(mixed_precision="bf16" if half else "no")
