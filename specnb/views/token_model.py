@@ -24,7 +24,7 @@ def token_model(result: GenerationResult, plain: GenerationResult | None = None)
         plain: a run of plain decoding from the same prompt, for the second lane of the replay.
 
     Returns:
-        "method", "model", "assistant", "settings" (names and values), "stats", "lossy", "sampled", and "rows". A row has
+        "method", "model", "assistant", "settings" (names and values), "stats", "lossy", "sampled" and "rows". A row has
 
         - "prompt" (None without a tokenizer), "finish", "kept" (tokens before the run began; 0 but for branches),
         - "tokens", each with "text", "id", "origin", "source", "step" (number from 0, None for a chosen token), "place"
@@ -129,9 +129,7 @@ def _token(text: str, token: int, origin: str, source: str, step: int | None, **
     return {"text": text, "id": token, "origin": origin, "source": source, "step": step, **empty, **more}
 
 
-def _positions(
-    result: GenerationResult, row: RowResult, step: Step, texts: Sequence[str], number: int
-) -> list[Model]:
+def _positions(result: GenerationResult, row: RowResult, step: Step, texts: Sequence[str], number: int) -> list[Model]:
     """Every drafted token of a step, and at last the token that the target wrote itself."""
     rejected = row.rejected_pieces[number] if row.rejected_pieces is not None else ()
     dropped = {step.accepted + i: text for i, text in enumerate(rejected)}
