@@ -225,8 +225,12 @@ class GenerationResult:
                 estimates them from this run's passes.
         """
         import specnb
+        from specnb.views.html import StaticView
 
-        return specnb.notebook_view(self, plain)
+        try:
+            return specnb.TokenView(self, plain)
+        except ImportError as error:
+            return StaticView(self, f"The interactive view needs the package {error.name}: %pip install {error.name}")
 
     def __repr__(self) -> str:
         count = f"{self.num_emitted_tokens} tokens in {len(self.steps)} steps"

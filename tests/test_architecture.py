@@ -124,7 +124,7 @@ def test_nothing_imports_the_notebook(module: str) -> None:
 def test_third_parties_stay_where_they_belong(module: str) -> None:
     tops = {name.split(".")[0] for name in imports(MODULES[module], everywhere=True)}
     if part(module) != "notebook":
-        assert not tops & {"IPython", "ipywidgets", "traitlets", "ipykernel"}
+        assert not tops & {"IPython", "anywidget", "ipywidgets", "traitlets", "ipykernel"}
     if module != "specnb.views.plots":
         assert "matplotlib" not in tops
     loaded = {name.split(".")[0] for name in imports(MODULES[module])}
@@ -150,7 +150,7 @@ def fresh(code: str) -> str:
     return done.stdout
 
 
-HEAVY = ("torch", "transformers", "ipywidgets", "IPython", "matplotlib", "pandas", "numpy")
+HEAVY = ("torch", "transformers", "anywidget", "ipywidgets", "IPython", "matplotlib", "pandas", "numpy")
 
 
 @pytest.mark.parametrize(

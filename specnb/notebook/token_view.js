@@ -35,6 +35,13 @@ function svg(tag, attributes) {
   return element;
 }
 
+// fonts lack a sign for it
+function fork() {
+  const icon = svg("svg", { viewBox: "0 0 12 12", width: 12, height: 12, fill: "none", stroke: "currentColor", "stroke-width": 1.3 });
+  icon.append(svg("path", { d: "M2 1v10M2 8c0-3 7-1 7-5" }), svg("circle", { cx: 9, cy: 2.2, r: 1.4 }));
+  return icon;
+}
+
 const percent = (p) => (p >= 0.9995 ? "100%" : p >= 0.1 ? `${(100 * p).toFixed(0)}%` : p >= 0.001 ? `${(100 * p).toFixed(1)}%` : "<0.1%");
 const time = (s) => (Math.abs(s) < 1 ? `${(1000 * s).toFixed(Math.abs(s) < 0.01 ? 1 : 0)} ms` : `${s.toFixed(2)} s`);
 const plural = (n, noun) => `${n} ${noun}${n === 1 ? "" : noun.endsWith("s") ? "es" : "s"}`;
@@ -61,7 +68,7 @@ class TokenView {
     this.clock = 0; // seconds
     this.playing = null;
     this.slower = 1;
-    this.root = h("div", { class: "specnb-tokens", role: "region", "aria-label": "Tokens of a run" });
+    this.root = h("div", { class: "specnb-tokens specnb-live", role: "region", "aria-label": "Tokens of a run" });
     host.append(this.root);
     this.listeners = [
       ["change:runs", () => this.draw()],
@@ -72,7 +79,7 @@ class TokenView {
       ["change:show_rejected", () => this.paint()],
     ];
     for (const [event, handler] of this.listeners) model.on(event, handler);
-    this.theme = () => (this.root.dataset.theme = isDark(this.root) ? "dark" : "light");
+    this.theme = () => (this.root.dataset.theme = isDark(host) ? "dark" : "light");
     this.watch = new MutationObserver(this.theme);
     for (const element of [document.documentElement, document.body]) {
       this.watch.observe(element, { attributes: true, attributeFilter: ["class", "style", "data-jp-theme-light", "data-jp-theme-name", "data-theme", "theme"] });
@@ -137,6 +144,7 @@ class TokenView {
   }
 
   showState() {
+    if (!this.run) return;
     clearTimeout(this.waiting);
     const state = this.model.get("state");
     this.say(state.text ?? "", state.kind ?? "");
@@ -146,6 +154,10 @@ class TokenView {
   // ---- drawing
   draw() {
     this.pause();
+    if (!this.run) {
+      this.root.replaceChildren(h("p", { class: "sn-hint" }, "The text appears here after a run."));
+      return;
+    }
     const focus = this.root.contains(document.activeElement);
     this.open = this.place = null;
     this.step = this.end;
@@ -290,6 +302,7 @@ class TokenView {
 
   // ---- colour
   paint() {
+    if (!this.run) return;
     const scheme = this.model.get("colour");
     const { tokens } = this.data;
     this.root.dataset.colour = scheme;
@@ -374,6 +387,7 @@ class TokenView {
     }
     const span = event.target.closest(".sn-token");
     if (span) this.openToken(Number(span.dataset.i));
+    this.tip.hidden = true;
   }
 
   key(event) {
@@ -428,6 +442,7 @@ class TokenView {
   }
 
   showStep() {
+    if (!this.run) return;
     for (const span of this.spans) span.classList.remove("sn-in-step");
     this.root.classList.toggle("sn-opened", this.open !== null);
     if (this.open === null) {
@@ -544,7 +559,7 @@ class TokenView {
         return h("li", { class: id === written ? "sn-written" : "", "aria-label": `${quoted(text)}, ${percent(probability)}${note}` }, h("span", { class: "sn-line" }, inside, h("span", { class: "sn-go", "aria-hidden": "true" }, id === written ? "✓" : "")));
       }
       const go = () => this.ask({ type: "branch", run: this.run.id, row: this.row, index, token: id });
-      return h("li", {}, h("button", { type: "button", class: "sn-line", title: "branch here", "aria-label": `Branch here with ${quoted(text)}, ${percent(probability)}`, onclick: go }, inside, h("span", { class: "sn-go", "aria-hidden": "true" }, "⑂")));
+      return h("li", {}, h("button", { type: "button", class: "sn-line", title: "branch here", "aria-label": `Branch here with ${quoted(text)}, ${percent(probability)}`, onclick: go }, inside, h("span", { class: "sn-go", "aria-hidden": "true" }, fork())));
     });
     return h("div", { class: "sn-top" }, h("h4", {}, name), h("ol", { "aria-label": `Best tokens of ${name}` }, items));
   }
@@ -577,7 +592,7 @@ class TokenView {
       this.plainCount = h("span", { class: "sn-count" });
       lanes.push(h("span", { class: "sn-lane-name" }, "plain ", h("em", {}, plain.measured ? "measured" : "estimated")), h("span", { class: "sn-lane" }, theirs, (this.plainHead = h("i", { class: "sn-head-line" }))), this.plainCount);
       const ratio = this.seconds ? plain.times.at(-1) / this.seconds : 0;
-      note = `${time(this.seconds)} against ${time(plain.times.at(-1))} for plain decoding: ${ratio.toFixed(2)} times as fast. Plain decoding: ${plain.basis}.`;
+      note = `${time(this.seconds)} against ${time(plain.times.at(-1))} for plain decoding: ${plain.bound ? "at most " : ""}${ratio.toFixed(2)} times as fast. Plain decoding: ${plain.basis}.`;
     } else this.plainHead = this.plainCount = null;
     const measure =
       this.model.get("can_run") && this.run.model.method !== "plain" && !plain?.measured

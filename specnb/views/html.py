@@ -159,6 +159,24 @@ def result_view(result: GenerationResult, rejected: bool = False, details: bool 
     return wrap("".join(parts) + stats_line(result) + call_view(result))
 
 
+class StaticView:
+    """A result in static HTML with a note, where the interactive view cannot be shown.
+
+    Args:
+        result: the result.
+        note: why this view is static.
+    """
+
+    def __init__(self, result: GenerationResult, note: str) -> None:
+        self.result, self.note = result, note
+
+    def _repr_html_(self) -> str:
+        return f"<small>{escape_text(self.note)}</small>{result_view(self.result, details=True)}"
+
+    def __repr__(self) -> str:
+        return f"{self.note}\n{self.result}"
+
+
 def live_view(tokens: TokenHtml, note: str, rejected: bool = False) -> str:
     """The HTML of a generation that is still running.
 

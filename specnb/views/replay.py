@@ -31,11 +31,13 @@ class PlainLane(NamedTuple):
         times: seconds at which it has the 1st, 2nd, ... token of a row, as many as the row has.
         measured: from a run of plain decoding; else estimated.
         basis: in words, what the times come from.
+        bound: the times are an upper bound, since the run had no passes of few tokens.
     """
 
     times: list[float]
     measured: bool
     basis: str
+    bound: bool = False
 
 
 def step_times(result: GenerationResult) -> list[StepTimes]:
@@ -71,9 +73,9 @@ def plain_lane(result: GenerationResult, row: int = 0, plain: GenerationResult |
     times = step_times(result)
     if result.method == "plain" or not count or len(times) < 2:
         return None
-    seconds, basis = _pass_of_one_token(result, times)
+    seconds, basis, bound = _pass_of_one_token(result, times)
     first = times[0].verify + times[0].other
-    return PlainLane([first + i * seconds for i in range(count)], False, basis)
+    return PlainLane([first + i * seconds for i in range(count)], False, basis, bound)
 
 
 def _measured(result: GenerationResult, row: int, plain: GenerationResult, count: int) -> PlainLane | None:
@@ -88,8 +90,8 @@ def _measured(result: GenerationResult, row: int, plain: GenerationResult, count
     return PlainLane([*ends, *more][:count], True, "measured")
 
 
-def _pass_of_one_token(result: GenerationResult, times: Sequence[StepTimes]) -> tuple[float, str]:
-    """Seconds of a pass of one token without a draft, and where they come from."""
+def _pass_of_one_token(result: GenerationResult, times: Sequence[StepTimes]) -> tuple[float, str, bool]:
+    """Seconds of a pass of one token without a draft, where they come from, and whether they are an upper bound."""
     by_size: dict[int, list[float]] = {}
     for number, one in enumerate(times[1:], 1):
         size = max(len(step.drafted) + 1 + step.replayed_tokens for step in _round(result, number))
@@ -97,15 +99,15 @@ def _pass_of_one_token(result: GenerationResult, times: Sequence[StepTimes]) -> 
     medians = {size: statistics.median(found) for size, found in by_size.items()}
     if 1 in medians:
         passes = len(by_size[1])
-        return medians[1], f"estimated from this run's {passes} pass{'es' * (passes > 1)} of one token"
+        return medians[1], f"estimated from this run's {passes} pass{'es' * (passes > 1)} of one token", False
     shortest = min(medians)
     if len(medians) == 1:
-        return medians[shortest], f"estimated: no longer than this run's passes of {shortest} tokens"
+        return medians[shortest], f"estimated: no longer than this run's passes of {shortest} tokens", True
     sizes, seconds = zip(*sorted((size, one) for size, found in by_size.items() for one in found), strict=True)
     slope, intercept = statistics.linear_regression(sizes, seconds)
     least = min(medians.values())
     seconds_of_one = min(max(intercept + slope, 0.5 * least), least)
-    return seconds_of_one, f"estimated from this run's passes of {shortest} to {max(medians)} tokens"
+    return seconds_of_one, f"estimated from this run's passes of {shortest} to {max(medians)} tokens", False
 
 
 def _round(result: GenerationResult, number: int) -> list[Step]:

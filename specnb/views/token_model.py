@@ -35,7 +35,7 @@ def token_model(result: GenerationResult, plain: GenerationResult | None = None)
           "accepted", "source", "match_length", "kept", and "positions": every drafted token and the target's own, with
           "fate", "probability", "draft_probability", "rank", "target_top" and "draft_top" (pairs of text, id and
           probability; None where nothing was recorded),
-        - "plain": "times", "measured", "basis"; None if there is nothing to compare with.
+        - "plain": "times", "measured", "basis", "bound" (see `PlainLane`); None if there is nothing to compare with.
     """
     times = step_times(result)
     rows = [
@@ -117,7 +117,7 @@ def _row(result: GenerationResult, row: RowResult, times: Sequence[StepTimes], p
                 "positions": positions,
             }
         )
-    lane = plain and {"times": [_rounded(t) for t in plain.times], "measured": plain.measured, "basis": plain.basis}
+    lane = plain and {**plain._asdict(), "times": [_rounded(t) for t in plain.times]}
     prompt = None if row.prompt_text is None else visible(row.prompt_text)
     return {
         "prompt": prompt, "finish": row.finish_reason, "kept": 0, "tokens": tokens, "steps": steps, "plain": lane
@@ -152,7 +152,8 @@ def _positions(result: GenerationResult, row: RowResult, step: Step, texts: Sequ
         if probability is None and (is_own or place < step.accepted) and step.logprobs:
             probability = _exp(step.logprobs[at])
         draft_probability = None if is_own else _at(step.draft_probabilities, place)
-        draft_top = None if is_own else _at(step.draft_top_logprobs, place)
+        # where a draft was rejected, the drafter had the same text before it as the target
+        draft_top = _at(step.draft_top_logprobs, at if is_own else place)
         if draft_probability is None and draft_top is not None:
             draft_probability = next((_exp(logprob) for one, logprob in draft_top if one == token), None)
         ranks = step.ranks if is_own else step.target_ranks
