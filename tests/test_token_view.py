@@ -153,6 +153,25 @@ def test_a_branch_with_another_token_is_the_targets_own_continuation() -> None:
     assert {**branch.options, "max_new_tokens": 16} == {**result.options, "max_new_tokens": 16}
 
 
+def test_a_result_can_be_copied_and_pickled() -> None:
+    """The call keeps no model in memory, and does not travel to another process."""
+    import copy
+    import pickle
+
+    result = RESULTS["plain"]
+    assert copy.deepcopy(result).call is result.call is not None
+    back = pickle.loads(pickle.dumps(result))
+    assert back == result and back.call is None
+
+
+def test_names_of_models_are_not_paths_of_this_machine() -> None:
+    from specnb.call.continuation import model_name
+
+    assert [model_name(MODEL, name) for name in ("org/name", "/home/me/name", "./name", "")] == [
+        "org/name", "name", "name", "LlamaForCausalLM",
+    ]  # fmt: skip
+
+
 def test_branches_that_cannot_be_say_why() -> None:
     result = RESULTS["draft"]
     with pytest.raises(ValueError, match="index=17 is not valid"):

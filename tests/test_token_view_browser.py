@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from browser.lab import Lab, chromium, missing, notebook, server
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
 CELLS = (
     "%load_ext specnb\n%specload tiny-llama --assistant tiny-llama-draft",

@@ -158,7 +158,7 @@ def _check_arguments(
     custom_generate.call = remember_call(
         wrapper,
         assistant_model,
-        (name or model_name(model), "" if assistant_model is None else model_name(assistant_model)),
+        (model_name(model, name), "" if assistant_model is None else model_name(assistant_model)),
         {"method": method, "tokenizer": tokenizer, "assistant_tokenizer": assistant_tokenizer}
         | {name: getattr(custom_generate, name) for name in ("probabilities", "logprobs", "top_logprobs")}
         | vars(custom_generate.remembered),

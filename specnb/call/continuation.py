@@ -21,10 +21,10 @@ _CACHES = ("past_key_values", "cache")
 _MIN_NEW_TOKENS = 16  # so that a branch at the end of a run has something to show
 
 
-def model_name(model: Any) -> str:
-    """The name of a model: what it was loaded from, without folders of this machine, else its class."""
-    name = str(getattr(getattr(model, "config", None), "name_or_path", "") or "")
-    if PurePath(name).is_absolute() or name.startswith("."):
+def model_name(model: Any, name: str = "") -> str:
+    """The name of a model: `name`, or what it was loaded from, without folders of this machine; else its class."""
+    name = name or str(getattr(getattr(model, "config", None), "name_or_path", "") or "")
+    if PurePath(name).is_absolute() or name.startswith((".", "~")):
         name = PurePath(name).name
     return name or type(model).__name__
 
@@ -51,6 +51,12 @@ class Call:
     max_new_tokens: int = 0
     eos: Sequence[int] = ()
     seed: int | None = None
+
+    def __reduce__(self) -> Any:
+        return _nothing, ()  # models stay behind when a result is pickled
+
+    def __deepcopy__(self, memo: object) -> Call:
+        return self
 
     def __call__(
         self, prompt_ids: Sequence[int], new_ids: Sequence[int], rows: int = 1, **changes: Any
@@ -95,6 +101,10 @@ class Call:
         return generate(
             model, input_ids=tokens, attention_mask=torch.ones_like(tokens), assistant_model=assistant, **given
         )
+
+
+def _nothing() -> None:
+    return None
 
 
 def remember_call(

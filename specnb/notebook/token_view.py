@@ -64,6 +64,7 @@ class TokenView(anywidget.AnyWidget):
         self.results: list[GenerationResult] = []
         self.error: BaseException | None = None
         self._plain: list[GenerationResult | None] = []
+        self._tree = object()  # a job of an earlier tree changes nothing
         self._worker = Worker(self._busy, self._failed, thread)
         self._saved, self._adopted = SavedCopy(), False
         self.on_msg(self._receive)
@@ -75,6 +76,7 @@ class TokenView(anywidget.AnyWidget):
         """Show another result, without branches."""
         self.stop()
         with self.hold_sync():
+            self._tree = object()
             self.results, self._plain = [result], [plain]
             self.asked, self.current, self.state = {}, 0, {}
             self.can_run = result.call is not None
@@ -107,8 +109,10 @@ class TokenView(anywidget.AnyWidget):
         run = self.current if run is None else run
 
         def job(cancel: threading.Event) -> None:
-            parent, at = self._owner(run, index)
+            tree, (parent, at) = self._tree, self._owner(run, index)
             result = self._run(parent, at, token, row, "branch", cancel, **RECORDED)
+            if tree is not self._tree:
+                return
             text = self._text_of(run, row, index, token)
             model = branch_model(self.runs[parent]["model"], row, index, token, text, token_model(result))
             self.results.append(result)
@@ -125,7 +129,10 @@ class TokenView(anywidget.AnyWidget):
         run = self.current if run is None else run
 
         def job(cancel: threading.Event) -> None:
+            tree = self._tree
             plain = self._run(run, 0, None, 0, "plain decoding", cancel, method="plain")
+            if tree is not self._tree:
+                return
             self._plain[run] = plain
             self.runs = [dict(one, model=self._model(run)) if one["id"] == run else one for one in self.runs]
 
@@ -136,11 +143,12 @@ class TokenView(anywidget.AnyWidget):
         run = self.current if run is None else run
 
         def job(cancel: threading.Event) -> None:
-            owner, at = self._owner(run, index)
+            tree, (owner, at) = self._tree, self._owner(run, index)
             more = {"max_new_tokens": 1, "method": "plain", **RECORDED}
             answer = self._run(owner, at, None, row, "asking the target", cancel, **more)
             top = token_model(answer)["rows"][0]["steps"][0]["positions"][0]["target_top"]
-            self.asked = {**self.asked, f"{run}:{row}:{index}": top}
+            if tree is self._tree:
+                self.asked = {**self.asked, f"{run}:{row}:{index}": top}
 
         return self._worker.start(job, wait)
 

@@ -41,7 +41,6 @@ STYLE = (
     ".specnb b{font-weight:700;text-decoration:underline double 1px #4a8df0;text-underline-offset:3px}"
     ".specnb del{display:none;text-decoration:line-through;opacity:.65}"
     ".specnb details[open]~pre del,.specnb small del{display:inline}"
-    ".specnb details.call pre{line-height:1.5;font-size:.9em;opacity:.85;max-height:16em;overflow:auto}"
     ".specnb i{border-left:1px dotted;margin:0 1px;opacity:.5}"
     ".specnb small,.specnb summary{font-size:.85em;opacity:.85}"
     # .specnb twice: more specific than JupyterLab's rule
@@ -51,6 +50,7 @@ STYLE = (
 )
 _BORDER = "<i></i>"
 _LONGEST_PROMPT = 4000  # characters of a prompt that are shown
+_PROMPT_STYLE = "line-height:1.5;font-size:.9em;opacity:.85;max-height:16em;overflow:auto"
 
 
 class TokenHtml:
@@ -201,7 +201,9 @@ def call_view(result: GenerationResult) -> str:
     if not head and not prompts:
         return ""
     given = ", ".join(f"{name}={value}" for name, value in settings(result).items())
-    shown = "".join(f'<pre dir="auto">\n{escape_text(_shortened(prompt))}</pre>' for prompt in prompts)
+    shown = "".join(
+        f'<pre dir="auto" style="{_PROMPT_STYLE}">\n{escape_text(_shortened(prompt))}</pre>' for prompt in prompts
+    )
     return (
         f'<details class="call"><summary>{escape_text(head or "prompt")}</summary>'
         f"<small>{escape_text(given)}</small>{shown}</details>"
