@@ -367,7 +367,7 @@ class TokenView {
       h("div", {}, h("b", {}, quoted(token.text)), h("span", { class: "sn-word" }, token.origin)),
       h("div", { class: "sn-muted" }, [step && `step ${token.step + 1} of ${this.end}`, `written by ${named(token.source)}`].filter(Boolean).join(" · ")),
       rejected ? h("div", { class: "sn-muted" }, "instead of ", h("del", {}, rejected.text), rejected.draft_probability === null ? "" : `, draft ${percent(rejected.draft_probability)}`) : "",
-      h("dl", {}, numbers.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
+      h("div", { class: "sn-facts" }, numbers.map(([name, value]) => h("span", {}, `${name} `, h("b", {}, value)))),
     );
     this.tip.hidden = false;
     const box = span.getClientRects()[0] ?? span.getBoundingClientRect();

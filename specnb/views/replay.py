@@ -9,6 +9,9 @@ from typing import NamedTuple
 from specnb.trace import GenerationResult, Step
 
 
+_ENOUGH = 3  # passes of one token whose median is trusted alone
+
+
 class StepTimes(NamedTuple):
     """When a step ran, in seconds since the first one began. All rows of a run share the clock.
 
@@ -97,7 +100,7 @@ def _pass_of_one_token(result: GenerationResult, times: Sequence[StepTimes]) -> 
         size = max(len(step.drafted) + 1 + step.replayed_tokens for step in _round(result, number))
         by_size.setdefault(size, []).append(one.verify + one.other)
     medians = {size: statistics.median(found) for size, found in by_size.items()}
-    if 1 in medians:
+    if len(by_size.get(1, ())) >= _ENOUGH or set(medians) == {1}:
         passes = len(by_size[1])
         return medians[1], f"estimated from this run's {passes} pass{'es' * (passes > 1)} of one token", False
     shortest = min(medians)
