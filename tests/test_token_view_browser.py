@@ -25,7 +25,8 @@ _SLOW = (
     "hook = get_ipython()._specnb_session.pair().target.register_forward_pre_hook(lambda *_: time.sleep(sleep))"
 )
 _NAMED = """root => [...root.querySelectorAll("button, select, input, summary, [role]")].filter(
-    e => e.offsetParent && e.getAttribute("role") !== "status" && !e.getAttribute("aria-label") && !e.textContent.trim() && ![...e.labels ?? []].length
+    e => e.offsetParent && e.getAttribute("role") !== "status" && !e.getAttribute("aria-label") && !e.textContent.trim()
+        && ![...e.labels ?? []].length
 ).map(e => e.outerHTML.slice(0, 120))"""
 
 

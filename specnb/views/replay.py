@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from specnb.trace import GenerationResult, Step
 
-
 _ENOUGH = 3  # passes of one token whose median is trusted alone
 
 
