@@ -20,6 +20,7 @@ _HOME = {
     "Pair": "specnb.models",
     "Panel": "specnb.notebook.panel",
     "Step": "specnb.trace",
+    "TokenView": "specnb.notebook.token_view",
     "TrainingResult": "specnb.training",
     "cuda_graphs": "specnb.runtime.cuda_graphs",
     "decoder": "specnb.call.api",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from specnb.models.mtp import load_mtp as load_mtp
     from specnb.models.truncation import truncate as truncate
     from specnb.notebook.panel import Panel as Panel
+    from specnb.notebook.token_view import TokenView as TokenView
     from specnb.options import Method as Method
     from specnb.options import Option as Option
     from specnb.runtime.cuda_graphs import cuda_graphs as cuda_graphs

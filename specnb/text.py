@@ -73,9 +73,9 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Any, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = text_tokenizer(tokenizer)
-        self._special = _special_ids(self._tokenizer) if skip_special_tokens else frozenset()
-        self._options = _decode_options(self._tokenizer, skip_special_tokens)
+        self.tokenizer = text_tokenizer(tokenizer)
+        self._special = _special_ids(self.tokenizer) if skip_special_tokens else frozenset()
+        self._options = _decode_options(self.tokenizer, skip_special_tokens)
         self._kinds: dict[int, str] = {}
         self._reset()
 
@@ -134,14 +134,14 @@ class Detokenizer:
         self._limit = 2 * len(self._ids)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(ids, **self._options))
+        return str(self.tokenizer.decode(ids, **self._options))
 
     def _kind(self, token: int) -> str:
         """The kind of a token: "byte" (byte fallback), "text", or "" for an id that the tokenizer does not know."""
         known = self._kinds.get(token)
         if known is None:
             try:
-                name = self._tokenizer.convert_ids_to_tokens(token)
+                name = self.tokenizer.convert_ids_to_tokens(token)
             except _UNKNOWN_ID_ERRORS:
                 known = ""
             else:
@@ -174,6 +174,36 @@ def step_pieces(tokenizer: Any, steps: Iterable[Any]) -> tuple[tuple[str, ...], 
         rejected.append(tuple(detokenizer.peek(step.rejected)) if step.rejected else ())
         emitted += detokenizer.push(step.emitted[step.accepted :])
     return tuple(_append_to_last(emitted, detokenizer.flush())), tuple(rejected)
+
+
+def token_texts(tokenizer: Any, ids: Iterable[int]) -> dict[int, str]:
+    """The text of each token by itself, as it reads within a text; special and unknown tokens have their names.
+
+    Args:
+        tokenizer: a tokenizer or processor.
+        ids: the tokens.
+    """
+    found = sorted(set(ids))
+    detokenizer = Detokenizer(tokenizer)
+    for token in found:  # decoders strip a blank that leads a text, so each token is read after another
+        if "".join(detokenizer.push([token])) and not detokenizer.held:
+            break
+        detokenizer.flush()
+    return {token: "".join(detokenizer.peek([token])) or _name(detokenizer, token) for token in found}
+
+
+def _name(detokenizer: Detokenizer, token: int) -> str:
+    try:
+        name = detokenizer.tokenizer.convert_ids_to_tokens(token)
+    except _UNKNOWN_ID_ERRORS:
+        name = None
+    return name if isinstance(name, str) else f"<{token}>"
+
+
+def prompt_text(tokenizer: Any, ids: Sequence[int]) -> str:
+    """The text of a prompt, special tokens included."""
+    found = text_tokenizer(tokenizer)
+    return str(found.decode(list(ids), **_decode_options(found, skip=False)))
 
 
 def prompt_inputs(

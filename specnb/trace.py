@@ -1,127 +1,25 @@
-"""The result of a generation: steps, tokens with their origin, and metrics under vLLM's names.
+"""The result of a generation: its rows of steps (`specnb.steps`), and metrics under vLLM's names.
 
-This module imports neither torch nor anything else of specnb at import time, so a saved result can be read anywhere.
+Neither torch nor transformers is imported at import time, so a saved result can be read anywhere.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-ORIGINS = ("accepted", "corrected", "bonus", "plain")
+from specnb.steps import ORIGINS, RowResult, Step, Token
+
+__all__ = ["FINISH_REASONS", "FORMAT", "ORIGINS", "GenerationResult", "RowResult", "Step", "Token"]
+
 _ENDED = ("eos", "stop_string", "stopping_criteria", "length")
 FORMAT = "specnb.GenerationResult/2"
 _RENAMED = {"specnb.GenerationResult/1": {"signal": "match_length", "withheld": "lookahead_token"}}
 """Fields of a step that have other names in older formats."""
 FINISH_REASONS = (*_ENDED, "max_time", "context", "cancelled", "interrupted")
-
-
-@dataclass(frozen=True)
-class Step:
-    """One target pass for one row.
-
-    Attributes:
-        position: length of the row in tokens, prompt included, before the step.
-        drafted: ids of the drafted tokens.
-        accepted: how many of the drafted tokens were accepted.
-        emitted: ids of the tokens that the step added to the row.
-        draft_seconds, verify_seconds, other_seconds: the row's share of the time of the step.
-        row: index of the row.
-        margins: per emitted token, the gap between the target's two highest scores (logits after all logits
-            processors). Only in half precision, where a gap of a few units in the last place is a tie that other block
-            sizes may break differently.
-        match_length: in prompt lookup and suffix decoding, length of the match in tokens.
-        distances: in a lossy method, per position, the total variation distance from the target's distribution.
-        draft_probabilities: with `probabilities=True`, what the drafter's distribution gave each drafted token. None
-            where there is no such distribution: for tokens from a lookup, and for text that was encoded again.
-        target_probabilities: with `probabilities=True`, what the target's distribution, after all logits processors,
-            gave each drafted token up to the first rejected one.
-        lookahead_token: in prompt lookup and suffix decoding, the token that would have been drafted next.
-        replayed_tokens: committed tokens that the pass fed again, since running states only roll back to a copy.
-        logprobs: per emitted token, its log-probability: the log-softmax of the target's logits before any logits
-            processor, temperature included (vLLM's default). None with `logprobs=False`.
-        top_logprobs: with `top_logprobs=n`, per emitted token, the n best `(id, logprob)` of the same distribution.
-        draft_top_logprobs: with `top_logprobs=n`, per drafted token, the same of the drafter's logits if it has any.
-        source: in a hybrid, the method that drafted.
-    """
-
-    position: int
-    drafted: tuple[int, ...]
-    accepted: int
-    emitted: tuple[int, ...]
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    other_seconds: float = 0.0
-    row: int = 0
-    margins: tuple[float, ...] | None = None
-    match_length: int = 0
-    distances: tuple[float, ...] | None = None
-    draft_probabilities: tuple[float, ...] | None = None
-    target_probabilities: tuple[float, ...] | None = None
-    lookahead_token: int | None = None
-    replayed_tokens: int = 0
-    logprobs: tuple[float, ...] | None = None
-    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
-    draft_top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
-    source: str = ""
-
-    @property
-    def origins(self) -> tuple[str, ...]:
-        """The origin of each emitted token, one of `ORIGINS`."""
-        closing = "plain" if not self.drafted else "bonus" if self.accepted == len(self.drafted) else "corrected"
-        return ("accepted",) * self.accepted + (closing,) * (len(self.emitted) - self.accepted)
-
-    @property
-    def rejected(self) -> tuple[int, ...]:
-        """Ids of the drafted tokens that were not accepted."""
-        return self.drafted[self.accepted :]
-
-
-@dataclass(frozen=True)
-class Token:
-    """A generated token: id, text (None without a tokenizer) and origin. The joined texts are the whole text."""
-
-    id: int
-    text: str | None
-    origin: str
-
-
-@dataclass
-class RowResult:
-    """The output of one prompt.
-
-    Attributes:
-        prompt_ids: ids of the prompt.
-        ids: ids of the generated tokens.
-        steps: the steps, in order.
-        finish_reason: why the row ended, one of `FINISH_REASONS`.
-        pieces: the text of each generated token; None without a tokenizer.
-        rejected_pieces: per step, the text of each rejected token; None without a tokenizer.
-    """
-
-    prompt_ids: tuple[int, ...]
-    ids: tuple[int, ...]
-    steps: tuple[Step, ...]
-    finish_reason: str
-    pieces: tuple[str, ...] | None = None
-    rejected_pieces: tuple[tuple[str, ...], ...] | None = None
-
-    @property
-    def text(self) -> str:
-        """The generated text without special tokens; ValueError if no tokenizer was given."""
-        if self.pieces is None:
-            raise ValueError("this result has no text: give `tokenizer=` to generate(), or decode `.ids` yourself.")
-        return "".join(self.pieces)
-
-    @property
-    def tokens(self) -> list[Token]:
-        """The generated tokens, in order."""
-        origins = [origin for step in self.steps for origin in step.origins]
-        texts: Sequence[str | None] = self.pieces if self.pieces is not None else [None] * len(self.ids)
-        return [Token(*t) for t in zip(self.ids, texts, origins, strict=True)]
 
 
 @dataclass
@@ -142,6 +40,8 @@ class GenerationResult:
         option_sources: where each option comes from: "call", "target" or "assistant" (generation configs), "default".
         runtime: for "target" and "assistant", how many modules were replaced by which kind
             (`specnb.runtime.prepare.Runtime`).
+        model, assistant: names of the target and of the assistant model; empty if there is none.
+        call: runs the call again from other tokens, for `branch`. None if read from JSON, or from `specnb.decoder`.
     """
 
     method: str
@@ -156,6 +56,9 @@ class GenerationResult:
     logits: Any = field(default=None, repr=False, compare=False)
     option_sources: Mapping[str, str] = field(default_factory=dict)
     runtime: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    model: str = ""
+    assistant: str = ""
+    call: Any = field(default=None, repr=False, compare=False)
 
     # ---- one row
     @property
@@ -258,7 +161,7 @@ class GenerationResult:
     # ---- other forms
     def to_json(self, **dumps: Any) -> str:
         """The result as JSON, without `sequences`, `scores` and `logits`. `dumps` are arguments of `json.dumps`."""
-        left_out = ("sequences", "scores", "logits", "rows")
+        left_out = ("sequences", "scores", "logits", "rows", "call")
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
         data["rows"] = [dataclasses.asdict(row) for row in self.rows]
         return json.dumps({"format": FORMAT, **data}, default=str, **dumps)
@@ -290,6 +193,45 @@ class GenerationResult:
 
         return plots.plot(self, kind)
 
+    def branch(self, index: int, token: int | None = None, *, row: int = 0, **options: Any) -> GenerationResult:
+        """Generate again from the prompt and the first `index` tokens, with another token next.
+
+        Args:
+            index: how many of the row's tokens are kept, 0 to all of them.
+            token: id of the token that follows; None leaves it to the model.
+            row: index of the row.
+            options: arguments of `specnb.generate` that differ from those of this result's call, such as `method`.
+
+        Returns:
+            The result of the new call. Its prompt ends with the kept tokens and the given one.
+
+        Raises:
+            ValueError: `index` is out of bounds, no new token may follow, or the model is no longer there.
+        """
+        if self.call is None:
+            raise ValueError("this result cannot branch: only what specnb.generate() returned knows its model.")
+        found = self.rows[row]
+        if not 0 <= index <= len(found.ids):
+            raise ValueError(f"index={index!r} is not valid: the row has {len(found.ids)} tokens, so 0 to that many.")
+        new = () if token is None else (token,)
+        result: GenerationResult = self.call(found.prompt_ids, (*found.ids[:index], *new), len(self.rows), **options)
+        return result
+
+    def view(self, plain: GenerationResult | None = None) -> Any:
+        """The interactive view of the tokens, for a notebook; static HTML where it cannot be shown.
+
+        Args:
+            plain: a run of plain decoding from the same prompt, whose times the replay shows beside this run's. None
+                estimates them from this run's passes.
+        """
+        import specnb
+        from specnb.views.html import StaticView
+
+        try:
+            return specnb.TokenView(self, plain)
+        except ImportError as error:
+            return StaticView(self, f"The interactive view needs the package {error.name}: %pip install {error.name}")
+
     def __repr__(self) -> str:
         count = f"{self.num_emitted_tokens} tokens in {len(self.steps)} steps"
         if len(self.rows) > 1:
@@ -314,6 +256,8 @@ def _row(data: Mapping[str, Any], renamed: Mapping[str, str]) -> RowResult:
         return tuple(tuples(v) for v in value) if isinstance(value, list) else value
 
     fields = {key: tuples(value) for key, value in data.items() if key != "steps"}
+    if fields.get("token_texts") is not None:
+        fields["token_texts"] = {int(token): text for token, text in fields["token_texts"].items()}
     steps = tuple(
         Step(**{renamed.get(key, key): tuples(value) for key, value in step.items()}) for step in data["steps"]
     )

@@ -21,7 +21,8 @@ CEILING = 320
 # package or module -> what of specnb its modules may import when they are loaded, beside their own package
 MAY_IMPORT: dict[str, set[str]] = {
     "options": set(),
-    "trace": set(),
+    "steps": set(),
+    "trace": {"steps"},
     "text": set(),
     "compat": set(),
     "runtime": {"compat"},
@@ -123,11 +124,11 @@ def test_nothing_imports_the_notebook(module: str) -> None:
 def test_third_parties_stay_where_they_belong(module: str) -> None:
     tops = {name.split(".")[0] for name in imports(MODULES[module], everywhere=True)}
     if part(module) != "notebook":
-        assert not tops & {"IPython", "ipywidgets", "traitlets", "ipykernel"}
+        assert not tops & {"IPython", "anywidget", "ipywidgets", "traitlets", "ipykernel"}
     if module != "specnb.views.plots":
         assert "matplotlib" not in tops
     loaded = {name.split(".")[0] for name in imports(MODULES[module])}
-    if part(module) in ("options", "trace", "text", "views", "__init__"):
+    if part(module) in ("options", "steps", "trace", "text", "views", "__init__"):
         assert not loaded & {"torch", "transformers"}
     assert "pandas" not in loaded
 
@@ -149,7 +150,7 @@ def fresh(code: str) -> str:
     return done.stdout
 
 
-HEAVY = ("torch", "transformers", "ipywidgets", "IPython", "matplotlib", "pandas", "numpy")
+HEAVY = ("torch", "transformers", "anywidget", "ipywidgets", "IPython", "matplotlib", "pandas", "numpy")
 
 
 @pytest.mark.parametrize(

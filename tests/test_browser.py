@@ -111,11 +111,11 @@ def test_panel_runs_stops_and_runs_again(opened: Lab) -> None:
     opened.button("Stop").click()
     finished(opened, "ended: cancelled", 10)
     opened.execute("sleep = 0.0")
-    stopped = panel.locator(".specnb pre").first.inner_text().strip()
+    stopped = panel.locator(".specnb-tokens .sn-text").first.inner_text().strip()
     opened.shot("04-stopped")
     opened.button("Run").click()
     panel.locator("text=/ended: (eos|length)/").first.wait_for()
-    whole = panel.locator(".specnb pre").first.inner_text()
+    whole = panel.locator(".specnb-tokens .sn-text").first.inner_text()
     assert stopped and whole.startswith(stopped[:10]) and len(whole) > len(stopped)
     opened.shot("05-finished")
 

@@ -58,6 +58,7 @@ def test_what_is_in_it(wheel: Path) -> None:
     for model in embedded.CARDS:
         for file in ("model.safetensors", "config.json", "tokenizer.json", "README.md"):
             assert f"specnb/models/embedded/{model}/{file}" in names
+    assert {"specnb/notebook/token_view.js", "specnb/notebook/token_view.css"} <= names
     assert "specnb/py.typed" in names
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"specnb"}
 

@@ -213,3 +213,17 @@ def test_NBT_02_same_strings_in_two_processes() -> None:
         outputs.append(run.stdout)
     assert outputs[0] == outputs[1]
     assert " at 0x" not in outputs[0] and tests not in outputs[0] and "tokens/s" not in outputs[0]
+
+
+def test_tooltips_and_what_was_asked_for() -> None:
+    made = result(row(TEXTS))
+    html_text = result_view(made)
+    assert '<ins title="step 2: 2 of 4 drafted tokens accepted (draft_model)"> quick' in html_text
+    assert '<b title="step 3: 1 of 1 drafted tokens accepted (draft_model)">' in html_text
+    assert "<details class" not in html_text  # nothing is known of models and prompt
+    made.model, made.assistant, made.rows[0].prompt_text = "big", "small", "<b>" + "x" * 5000
+    _Checked(result_view(made, details=True))
+    shown = result_view(made)
+    assert "<summary>big with small, draft_model</summary><small>max_new_tokens=6</small>" in shown
+    assert "&lt;b&gt;x" in shown and "(5003 characters)" in shown and "x" * 4000 not in shown
+    assert '<span title="accepted, step 2: 2 of 4 drafted' in result_view(made, details=True)

@@ -12,6 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from specnb import compat, drafters
 from specnb.call import peft_adapters, unsupported
+from specnb.call.continuation import model_name, remember_call
 from specnb.call.custom_generate import CustomGenerate
 from specnb.call.inputs import (
     check_arguments,
@@ -134,8 +135,9 @@ def _check_arguments(
         custom_generate.assistant_model,
         custom_generate.assistant_tokenizer,
     )
+    name = ""
     if isinstance(model, Pair):
-        pair, model = model, model.target
+        pair, model, name = model, model.target, model.name
         tokenizer = tokenizer if tokenizer is not None else pair.tokenizer
         other_method = method is None and any(
             is_requested(options.get(option)) for option, name in ASKED_BY.items() if not takes_assistant(name)
@@ -153,6 +155,15 @@ def _check_arguments(
         tokenizer,
         assistant_model,
         assistant_tokenizer,
+    )
+    custom_generate.call = remember_call(
+        wrapper,
+        assistant_model,
+        (model_name(model, name), "" if assistant_model is None else model_name(assistant_model)),
+        {"method": method, "tokenizer": tokenizer, "assistant_tokenizer": assistant_tokenizer}
+        | {name: getattr(custom_generate, name) for name in ("probabilities", "logprobs", "top_logprobs")}
+        | vars(custom_generate.remembered),
+        checked,
     )
     with peft_adapters.use_wrapper_config(wrapper, model):
         return _generate(model, inputs, method, checked, custom_generate)

@@ -17,6 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from specnb import compat, drafters
 from specnb.call import peft_adapters, unsupported
+from specnb.call.continuation import Call, origin
 from specnb.call.generate_options import LOOP_ARGUMENTS
 from specnb.call.inputs import check_filled, prepare_inputs
 from specnb.call.memory_arguments import MemoryArguments
@@ -32,7 +33,9 @@ from specnb.call.method_selection import (
     options_in_config,
     select_method,
     specnb_options,
+    takes_assistant,
 )
+from specnb.call.row_result import row_result
 from specnb.call.streamers import SingleEndStreamer, ensure_end
 from specnb.decoding import padding
 from specnb.decoding.contracts import Row
@@ -45,8 +48,7 @@ from specnb.decoding.recorder import Recorder
 from specnb.decoding.stops import StoppingChecker
 from specnb.decoding.verifiers import VERIFIERS
 from specnb.options import BY_NAME, Method
-from specnb.text import step_pieces
-from specnb.trace import GenerationResult, RowResult, Step
+from specnb.trace import GenerationResult, Step
 
 _UNCHECKED = ""  # the value of `assistant_method` if the models were not checked before
 _INITIAL_NEW_TOKENS = 512  # the kv cache is first allocated for the prompt and this many tokens
@@ -61,6 +63,7 @@ class CustomGenerate:
             before.
         remembered: the arguments `memory` and `prediction`.
         call_options: what the call and its generation config set; None if unknown.
+        call: the call of `specnb.generate`; None if `generate()` was called.
         result: the result of the last call. Nothing else is kept from call to call.
     """
 
@@ -80,6 +83,7 @@ class CustomGenerate:
     top_logprobs: int = 0
     remembered: MemoryArguments = MemoryArguments()
     call_options: dict[str, Any] | None = None  # what the call and its config set; None if unknown
+    call: Call | None = None
     result: GenerationResult | None = None
 
     def __post_init__(self) -> None:
@@ -196,7 +200,7 @@ class CustomGenerate:
                 effective = selected.options | effective_options(generation_config, max_new_tokens)
                 self.result = GenerationResult(
                     method=selected.name,
-                    rows=[self._row(row) for row in rows],
+                    rows=[row_result(row, self.tokenizer, self.top_logprobs > 0) for row in rows],
                     options=effective,
                     seed=seed if sample else None,
                     seconds=time.perf_counter() - began,
@@ -209,6 +213,12 @@ class CustomGenerate:
                         effective, sources, self.call_options, model.generation_config
                     ),
                     runtime=drafters.runtime_by_role(target, drafter),
+                    **origin(
+                        self.call,
+                        model,
+                        self.assistant_model if takes_assistant(selected.name) else None,
+                        {"max_new_tokens": max_new_tokens, "eos": tuple(stops.eos), "seed": seed if sample else None},
+                    ),
                 )
                 return sequences
 
@@ -305,11 +315,3 @@ class CustomGenerate:
         assistant_config = getattr(self.assistant_model, "generation_config", None)
         configs = configs_in_order(own, model.generation_config, assistant_config)
         return select_method(method, merge_options(bound, requested), configs, assistant)
-
-    def _row(self, row: Row) -> RowResult:
-        ids = tuple(token for step in row.steps for token in step.emitted)
-        prompt, reason = tuple(row.ids[: row.prompt_length]), row.finish_reason or "interrupted"
-        result = RowResult(prompt, ids, tuple(row.steps), reason)
-        if self.tokenizer is not None:
-            result.pieces, result.rejected_pieces = step_pieces(self.tokenizer, row.steps)
-        return result

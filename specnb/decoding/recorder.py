@@ -131,6 +131,8 @@ class Recorder:
             logits = row_step.block.logits[:n].float()
             best = logits.log_softmax(-1).topk(min(self.top_logprobs, logits.shape[-1]))
             parts += [best.values.flatten(), best.indices.flatten()]  # ids stay exact: float32 counts to 2**24
+            drafted = row_step.draft.tokens[:n]
+            parts += [_ranks(logits, row_step.emitted), _ranks(logits[: len(drafted)], drafted)]
             if row_step.draft.tops is not None:
                 parts += [part.flatten() for part in row_step.draft.tops]
         if self.margins:
@@ -144,6 +146,8 @@ class Recorder:
             fields["logprobs"] = tuple(islice(read, n))
         if self.top_logprobs:
             fields["top_logprobs"] = _pairs(read, n, width)
+            fields["ranks"] = tuple(map(int, islice(read, n)))
+            fields["target_ranks"] = tuple(map(int, islice(read, min(n, len(row_step.draft.tokens))))) or None
             if row_step.draft.tops is not None:
                 fields["draft_top_logprobs"] = _pairs(read, *row_step.draft.tops[0].shape)
         if self.margins:
@@ -152,6 +156,12 @@ class Recorder:
             positions = range(min(n, len(row_step.draft.tokens)))
             fields["target_probabilities"] = tuple(row_step.block.probability(i) for i in positions) or None
         return fields
+
+
+def _ranks(logits: Tensor, tokens: Sequence[int]) -> Tensor:
+    """The rank of a token at each position, from 1; equals share the best of their ranks."""
+    ids = torch.tensor(tokens, dtype=torch.long, device=logits.device)[:, None]
+    return (logits > logits.gather(1, ids)).sum(-1) + 1
 
 
 def _pairs(read: Iterator[float], rows: int, width: int) -> tuple[tuple[tuple[int, float], ...], ...]:

@@ -91,6 +91,12 @@ def specgen_parser() -> Parser:
         help="record the probability of each drafted token, for the panel's Steps",
     )
     own.add_argument(
+        "--interactive",
+        action="store_true",
+        help="show the result as the interactive token view, and record what it shows: --probabilities, and "
+        "--top-logprobs 5",
+    )
+    own.add_argument(
         "--expand",
         action="store_true",
         help="replace {name} in the body by the variable; {{name}} gives {name}; other braces stay",

@@ -26,7 +26,7 @@ from specnb.notebook.magic_parser import complete
 from specnb.notebook.magic_support import Interrupted, no_weight_bars, read, usage_errors
 from specnb.notebook.memory_actions import manage_memory
 from specnb.notebook.session import LAST, LAST_BENCH, Session
-from specnb.notebook.stream import View, view_for
+from specnb.notebook.stream import RECORDED, View, view_for
 from specnb.notebook.training import LAST_TRAINING, TrainingPage, train, training_data
 from specnb.options import MAGIC_MAX_NEW_TOKENS, METHOD_WITHOUT_DRAFT_MODEL, method_info, selectable_methods
 from specnb.text import prompt_inputs
@@ -138,7 +138,7 @@ class SpecMagics(Magics):
             )
         if options.pop("expand", False):
             body = expand(body, self.shell.user_ns)
-        names = ("method", "model", "output", "quiet", "chat", "system", "no_memory")
+        names = ("method", "model", "output", "quiet", "chat", "system", "no_memory", "interactive")
         own = {key: options.pop(key, None) for key in names}
         with usage_errors():
             pair = self.session.pair(own["model"])
@@ -151,7 +151,10 @@ class SpecMagics(Magics):
             raise UsageError(f"method {method!r} needs a draft model: %specload {pair.name} --assistant NAME")
         if self.max_new_tokens is not None:
             options.setdefault("max_new_tokens", self.max_new_tokens)
-        view = None if own["quiet"] else view_for(self.shell, pair.tokenizer, self.live)
+        if own["interactive"]:
+            options = RECORDED | options
+        show = (self.live, bool(own["interactive"]), self.session.plain_run)
+        view = None if own["quiet"] else view_for(self.shell, pair.tokenizer, *show)
         remember = not own["no_memory"]
         options |= self.session.drafts_from(pair, method) if remember else {}
         self._generate(pair, view, own["output"], remember, method=method, **inputs, **options)

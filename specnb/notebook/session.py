@@ -13,6 +13,7 @@ from specnb.options import parts_of, unknown
 
 _ATTRIBUTE = "_specnb_session"
 LAST = "_specgen"  # variable that holds the last result, like IPython's _
+_PLAIN_RUNS = 16  # how many are kept
 LAST_BENCH = "_specbench"  # variable that holds the last comparison
 
 
@@ -33,6 +34,7 @@ class Session:
     last: Any = None
     memories: dict[str, Memory] = field(default_factory=dict, repr=False)
     _given: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _plain_runs: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict, repr=False)
     listeners: list[Callable[[], object]] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
@@ -96,9 +98,17 @@ class Session:
         self._changed()
 
     def set_result(self, result: Any) -> None:
-        """Remember the last result."""
+        """Remember the last result, and runs of plain decoding, with which others are compared."""
         self.last = result
+        if result.method == "plain" and len(result.rows) == 1:
+            self._plain_runs[result.model, result.rows[0].prompt_ids] = result
+            while len(self._plain_runs) > _PLAIN_RUNS:
+                del self._plain_runs[next(iter(self._plain_runs))]
         self._changed()
+
+    def plain_run(self, result: Any) -> Any:
+        """The last run of plain decoding of the same model from the same prompt; None without one."""
+        return self._plain_runs.get((result.model, result.rows[0].prompt_ids)) if len(result.rows) == 1 else None
 
     def memory(self, pair: Any) -> Memory:
         """The memory for the tokenizer of a pair; creates one if there is none."""

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from html import escape
 from typing import Any, Protocol
 
 from IPython.display import display
 
+from specnb.notebook.saved import SavedCopy
 from specnb.text import Detokenizer
 from specnb.trace import GenerationResult, Step
-from specnb.views.html import TokenHtml, live_view, result_view
+from specnb.views.html import StaticView, TokenHtml, live_view, result_view
 from specnb.views.text import count_noun, mark, marked_text, speed_text, step_marks
 
+RECORDED: dict[str, Any] = {"top_logprobs": 5, "probabilities": True}
+"""What the interactive view shows beside the tokens, as arguments of `generate`."""
 _UPDATE_SECONDS = 0.1  # shortest time between two updates
 _MAX_UPDATE_SHARE = 0.01  # share of the time that updates may take
 
@@ -100,6 +104,44 @@ class NotebookView:
             self._handle.update(bundle, raw=True)
 
 
+class InteractiveView(NotebookView):
+    """As `NotebookView`, with the interactive view at the end. The static HTML is for readers without a kernel.
+
+    Args:
+        tokenizer: the tokenizer; None, as `live=False`, shows nothing until the end.
+        live: show the text while it is generated.
+        plain_run: finds the run of plain decoding that belongs to a result.
+    """
+
+    def __init__(self, tokenizer: Any, live: bool = True, plain_run: Callable[[Any], Any] = lambda _: None) -> None:
+        if tokenizer is not None:
+            super().__init__(tokenizer)
+        self._live, self._plain_run = live and tokenizer is not None, plain_run
+
+    def step(self, step: Step) -> None:
+        """Add the step, if the text is shown while it is generated."""
+        if self._live:
+            super().step(step)
+
+    def finish(self, result: GenerationResult) -> None:
+        """Replace the text by the interactive view."""
+        view = result.view(self._plain_run(result))
+        if isinstance(view, StaticView):
+            print(view.note)
+            super().finish(result)
+            return
+        if self._live:
+            self._send({"text/html": "", "text/plain": ""})
+            view.adopt(SavedCopy(self._handle))
+        display(view)
+        print(speed_text(result))
+
+    def fail(self) -> None:
+        """Note the error below the text, if there is any text."""
+        if self._live:
+            super().fail()
+
+
 class TerminalView:
     """Prints marked text step by step."""
 
@@ -125,8 +167,20 @@ class TerminalView:
         print(mark(self._detokenizer.flush(), self._origin, self._ansi))
 
 
-def view_for(shell: Any, tokenizer: Any, live: bool = True) -> View:
-    """The view for the shell's front end. `live=False` shows only the result."""
+def view_for(
+    shell: Any, tokenizer: Any, live: bool = True, interactive: bool = False, plain_run: Any = lambda _: None
+) -> View:
+    """The view for the shell's front end.
+
+    Args:
+        shell: the shell.
+        tokenizer: gives the text; None shows only the result.
+        live: show the text while it is generated.
+        interactive: show the result as the interactive view. A terminal has none.
+        plain_run: finds the run of plain decoding that belongs to a result, for the interactive view.
+    """
+    if interactive and is_notebook(shell):
+        return InteractiveView(tokenizer, live, plain_run)
     if not live or tokenizer is None:
         return FinalView(shell)
     return NotebookView(tokenizer) if is_notebook(shell) else TerminalView(tokenizer)

@@ -8,12 +8,23 @@ untrusted notebooks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 from specnb.trace import GenerationResult, RowResult, Step
-from specnb.views.text import SHOWN, row_steps, shown_origins, stats_text, visible
+from specnb.views.text import (
+    SHOWN,
+    caption,
+    row_steps,
+    settings,
+    shown_origins,
+    stats_text,
+    step_title,
+    token_titles,
+    visible,
+)
 
 if TYPE_CHECKING:
     from specnb.views.table import Table
@@ -38,6 +49,8 @@ STYLE = (
     "</style>"
 )
 _BORDER = "<i></i>"
+_LONGEST_PROMPT = 4000  # characters of a prompt that are shown
+_PROMPT_STYLE = "line-height:1.5;font-size:.9em;opacity:.85;max-height:16em;overflow:auto"
 
 
 class TokenHtml:
@@ -51,19 +64,26 @@ class TokenHtml:
     def __init__(self) -> None:
         self._parts: list[str] = []
         self._open = ""  # origin of the last token
+        self._title = ""
         self.origins: set[str] = set()
         self.rejected = 0
 
-    def add(self, step: Step, texts: Sequence[str], rejected: Sequence[str] = ()) -> None:
+    def add(
+        self, step: Step, texts: Sequence[str], rejected: Sequence[str] = (), title: str | Sequence[str] = ""
+    ) -> None:
         """Append a step.
 
         Args:
             step: the step.
             texts: the text of each emitted token.
             rejected: the text of each rejected draft token; hidden until the reader asks for them.
+            title: the tooltip of the step, or one for each emitted token.
         """
         origins = shown_origins(step)
         self.origins.update(origins)
+        self._title = title if isinstance(title, str) else ""
+        if not isinstance(title, str):
+            texts = [text and _Titled(text, one) for text, one in zip(texts, title, strict=True)]
         if step.accepted:
             self._run(origins[0], texts[: step.accepted])
         if rejected:
@@ -80,7 +100,7 @@ class TokenHtml:
         return "".join(['<pre dir="auto">\n', *self._parts, end, "</pre>"])
 
     def _run(self, origin: str, texts: Sequence[str]) -> None:
-        shown = [escape_text(text) for text in texts if text]
+        shown = [text.html() if isinstance(text, _Titled) else escape_text(text) for text in texts if text]
         if not shown:
             return
         if origin == self._open and origin == "plain":
@@ -88,7 +108,7 @@ class TokenHtml:
         else:  # the tokens of each step get a tag of their own
             self._close()
             self._open = origin
-            self._parts.append(_opened(origin))
+            self._parts.append(_opened(origin, self._title))
         self._parts.append(_BORDER.join(shown))
 
     def _close(self) -> None:
@@ -97,17 +117,32 @@ class TokenHtml:
         self._open = ""
 
 
+class _Titled(str):
+    """A text with a tooltip."""
+
+    def __new__(cls, text: str, title: str) -> _Titled:
+        made = super().__new__(cls, text)
+        made.title_text = title
+        return made
+
+    title_text: str
+
+    def html(self) -> str:
+        return f'<span title="{escape(self.title_text)}">{escape_text(self)}</span>'
+
+
 def token_view(row: RowResult) -> str:
     """The HTML of one row: its text with the origin of every token, the rejected drafts (hidden), and a legend."""
     return wrap(_row_view(row))
 
 
-def result_view(result: GenerationResult, rejected: bool = False) -> str:
-    """The HTML of a result: all rows, and a line of statistics without times.
+def result_view(result: GenerationResult, rejected: bool = False, details: bool = False) -> str:
+    """The HTML of a result: all rows, a line of statistics without times, and what was asked for.
 
     Args:
         result: the result to show.
         rejected: show rejected drafts from the beginning; otherwise the reader opens them.
+        details: tooltips say what is known about each token; otherwise, about each step.
     """
     count = len(result.rows)
     parts = []
@@ -115,8 +150,31 @@ def result_view(result: GenerationResult, rejected: bool = False) -> str:
         if count > 1:
             head = f"Row {number} of {count} (ended: {escape(row.finish_reason)})"
             parts.append(f"<div><small>{head}</small></div>")
-        parts.append(_row_view(row, rejected))
-    return wrap("".join(parts) + stats_line(result))
+        titles: Iterable[str | Sequence[str]]
+        if details:
+            titles = token_titles(row, result.method)
+        else:
+            titles = (step_title(step, number, result.method) for number, step in enumerate(row.steps))
+        parts.append(_row_view(row, rejected, titles))
+    return wrap("".join(parts) + stats_line(result) + call_view(result))
+
+
+class StaticView:
+    """A result in static HTML with a note, where the interactive view cannot be shown.
+
+    Args:
+        result: the result.
+        note: why this view is static.
+    """
+
+    def __init__(self, result: GenerationResult, note: str) -> None:
+        self.result, self.note = result, note
+
+    def _repr_html_(self) -> str:
+        return f"<small>{escape_text(self.note)}</small>{result_view(self.result, details=True)}"
+
+    def __repr__(self) -> str:
+        return f"{self.note}\n{self.result}"
 
 
 def live_view(tokens: TokenHtml, note: str, rejected: bool = False) -> str:
@@ -136,6 +194,26 @@ def stats_line(result: GenerationResult) -> str:
     return f"<div><small>{escape_text(stats_text(result))}</small></div>"
 
 
+def call_view(result: GenerationResult) -> str:
+    """The models, the method, the settings and the prompts of a result, folded up; empty if none of it is known."""
+    prompts = [row.prompt_text for row in result.rows if row.prompt_text is not None]
+    head = caption(result)
+    if not head and not prompts:
+        return ""
+    given = ", ".join(f"{name}={value}" for name, value in settings(result).items())
+    shown = "".join(
+        f'<pre dir="auto" style="{_PROMPT_STYLE}">\n{escape_text(_shortened(prompt))}</pre>' for prompt in prompts
+    )
+    return (
+        f'<details class="call"><summary>{escape_text(head or "prompt")}</summary>'
+        f"<small>{escape_text(given)}</small>{shown}</details>"
+    )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_PROMPT else f"{text[:_LONGEST_PROMPT]} … ({len(text)} characters)"
+
+
 def comparison_view(table: Table, verdict: str, best: int | None = None) -> str:
     """The HTML of a comparison.
 
@@ -148,10 +226,10 @@ def comparison_view(table: Table, verdict: str, best: int | None = None) -> str:
     return f'{table._replace(rows=rows).to_html()}<div class="specnb">{escape_text(verdict)}</div>'
 
 
-def _row_view(row: RowResult, rejected: bool = False) -> str:
+def _row_view(row: RowResult, rejected: bool = False, titles: Iterable[str | Sequence[str]] = ()) -> str:
     tokens = TokenHtml()
-    for step, texts, dropped in row_steps(row):
-        tokens.add(step, texts, dropped)
+    for (step, texts, dropped), title in zip(row_steps(row), chain(titles, repeat("")), strict=False):
+        tokens.add(step, texts, dropped, title)
     # The <div> keeps the switch of one row from opening the next row's drafts.
     return f"<div>{_rejected_switch(tokens.rejected, rejected)}{tokens.html()}{_legend(tokens)}</div>"
 
@@ -177,9 +255,10 @@ def _legend(tokens: TokenHtml) -> str:
     return f"<div><small>{' '.join(names)}</small></div>"
 
 
-def _opened(origin: str) -> str:
+def _opened(origin: str, title: str = "") -> str:
     """The opening tag of a token; empty for plain decoding."""
-    return f"<{TAGS[origin]}{' class=c' * (origin == 'lookup')}>" if TAGS[origin] else ""
+    tooltip = f' title="{escape(title)}"' if title else ""
+    return f"<{TAGS[origin]}{' class=c' * (origin == 'lookup')}{tooltip}>" if TAGS[origin] else ""
 
 
 def wrap(content: str) -> str:

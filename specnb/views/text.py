@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from specnb.options import LOOKUPS
 from specnb.trace import ORIGINS, GenerationResult, RowResult, Step
@@ -109,6 +111,53 @@ def stats_text(result: GenerationResult) -> str:
     if len(result.rows) == 1:
         parts.append(f"ended: {result.finish_reason}")
     return " · ".join(parts)
+
+
+def settings(result: GenerationResult) -> dict[str, Any]:
+    """The settings to show with a result: those that were given, and the length of drafts."""
+    shown = {"num_assistant_tokens", "num_assistant_tokens_schedule", "max_new_tokens"}
+    return {
+        name: value
+        for name, value in result.options.items()
+        if value is not None and (name in shown or result.option_sources.get(name, "default") != "default")
+    }
+
+
+def caption(result: GenerationResult) -> str:
+    """The models and the method in one line; empty if the models have no names."""
+    if not result.model:
+        return ""
+    assistant = f" with {result.assistant}" if result.assistant else ""
+    return f"{result.model}{assistant}, {result.method}"
+
+
+def step_title(step: Step, number: int, method: str) -> str:
+    """What happened in a step, in a few words without times. `number` counts from 0."""
+    if not step.drafted:
+        return f"step {number + 1}: nothing drafted"
+    source = step.source or method
+    return f"step {number + 1}: {step.accepted} of {len(step.drafted)} drafted tokens accepted ({source})"
+
+
+def token_titles(row: RowResult, method: str) -> Iterable[list[str]]:
+    """Per step, what is known about each emitted token, in a few words without times."""
+    for number, step in enumerate(row.steps):
+        whole, titles = step_title(step, number, method), []
+        for i, origin in enumerate(shown_origins(step)):
+            parts = [origin]
+            if step.logprobs is not None:
+                parts.append(f"target {percent(step.logprobs[i])}")
+            if i < step.accepted and step.draft_probabilities is not None:
+                parts.append(f"draft {step.draft_probabilities[i]:.0%}")
+            if step.ranks is not None:
+                parts.append(f"rank {step.ranks[i]}")
+            titles.append(", ".join([*parts, whole]))
+        yield titles
+
+
+def percent(logprob: float) -> str:
+    """The probability of a log-probability, in per cent."""
+    return f"{math.exp(logprob):.0%}"
 
 
 def _by_source(result: GenerationResult) -> str:

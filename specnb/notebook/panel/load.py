@@ -13,8 +13,8 @@ import ipywidgets as widgets
 from specnb.call.method_selection import takes_assistant
 from specnb.models.registry import REGISTERED
 from specnb.notebook.panel.controls import labelled_widget, note
-from specnb.notebook.panel.worker import no_progress_bars
 from specnb.notebook.session import Session
+from specnb.notebook.worker import no_progress_bars
 
 
 class LoadForm:

@@ -8,14 +8,16 @@ from typing import Any
 import ipywidgets as widgets
 from IPython.core.getipython import get_ipython
 
-from specnb.notebook.panel import controls, pages, saved
+from specnb.notebook import saved
+from specnb.notebook.panel import controls, pages
 from specnb.notebook.panel.code import magic_code, python_code
 from specnb.notebook.panel.compare import CompareForm, comparison_html
 from specnb.notebook.panel.form import Form
 from specnb.notebook.panel.load import LoadForm, load, loaded_message
 from specnb.notebook.panel.view import LiveText, RunView, plots_html
-from specnb.notebook.panel.worker import Worker
 from specnb.notebook.session import LAST, Session
+from specnb.notebook.stream import RECORDED
+from specnb.notebook.worker import Worker
 from specnb.options import method_info
 from specnb.text import prompt_inputs
 from specnb.trace import GenerationResult
@@ -64,7 +66,7 @@ class Panel:
         if method is not None:
             method_info(method)
         self._form = Form(self.session, self._edited, method)
-        self._view = RunView()
+        self._view = RunView(self.session.plain_run)
         self._compare = CompareForm(self._form)
         self._build()
         self.session.listeners.append(self._refresh)
@@ -87,7 +89,7 @@ class Panel:
         view, code = self._view, widgets.VBox([controls.note("Select all and copy."), self._python, self._magic])
         self._pages = pages.Pages(
             {
-                "Text": widgets.VBox([view.rejected, view.text]),
+                "Text": view.text_box,
                 "Steps": view.steps_box,
                 "Plots": view.plots,
                 "Compare": self._compare.box,
@@ -212,9 +214,9 @@ class Panel:
         live = LiveText(pair.tokenizer, self._view, request.options["max_new_tokens"])
         if self._pages.open not in ("Text", "Steps", "Plots"):
             self._pages.open = "Text"
-        arguments = request.arguments | self.session.drafts_from(pair, request.method)
+        given = inputs | RECORDED | request.arguments | self.session.drafts_from(pair, request.method)
         try:
-            result = specnb.generate(pair, **inputs, **arguments, on_step=live.step, cancel=cancel, probabilities=True)
+            result = specnb.generate(pair, **given, on_step=live.step, cancel=cancel)
         except BaseException as error:
             partial = getattr(error, "partial_result", None)
             if partial is not None and partial.num_emitted_tokens:

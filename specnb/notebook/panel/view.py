@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Callable
 from html import escape
 from typing import Any
 
@@ -36,7 +37,7 @@ class LiveText(NotebookView):
 
     def _show(self, state: str) -> None:
         note = f"{state}: {count_noun(self._count, 'token')} in {count_noun(self._steps, 'step')}"
-        self._output.text.value = live_view(self._tokens, note, rejected=self._output.rejected.value)
+        self._output.live(live_view(self._tokens, note, rejected=self._output.rejected.value))
         seconds = time.perf_counter() - self._began
         parts = [f"{self._count} of at most {self._budget} tokens", f"{self._count / seconds:.1f} tokens/s"]
         if self._drafted:
@@ -54,10 +55,16 @@ class LiveText(NotebookView):
 
 
 class RunView:
-    """The widgets of a run's outputs. `result` is the result that they show."""
+    """The widgets of a run's outputs. `result` is the result that they show.
 
-    def __init__(self) -> None:
+    Args:
+        plain_run: finds the run of plain decoding that belongs to a result.
+    """
+
+    def __init__(self, plain_run: Callable[[Any], Any] = lambda _: None) -> None:
         self.result: GenerationResult | None = None
+        self._plain_run = plain_run
+        self.tokens = _token_view()
         self.bar = widgets.FloatProgress(value=0, min=0, max=1, layout=widgets.Layout(width="10rem"))
         self.status = widgets.HTML()
         self.rejected = widgets.Checkbox(value=False, description="show rejected drafts (struck through)", indent=False)
@@ -66,7 +73,10 @@ class RunView:
         self.details = widgets.HTML()
         self.plots = widgets.HTML(_hint("The plots of a run appear here."))
         self.error = widgets.HTML()
-        self.rejected.observe(lambda _: self.result is not None and self.show(self.result, False), "value")
+        self.rejected.observe(lambda _: self._show_rejected(), "value")
+        if self.tokens is not None:
+            self.tokens.layout.display = "none"
+            self.tokens.observe(lambda change: setattr(self.rejected, "value", change["new"]), "show_rejected")
         self.step.observe(lambda _: self.show_step(), "value")
 
     def progress(self, share: float, text: str) -> None:
@@ -79,12 +89,36 @@ class RunView:
         self.error.value = ""
         self.progress(0, text)
 
+    @property
+    def text_box(self) -> Any:
+        """The widgets of the page with the text."""
+        return widgets.VBox([self.rejected, self.text, *([] if self.tokens is None else [self.tokens])])
+
+    def live(self, html: str) -> None:
+        """Show the text of a run that is not at its end."""
+        self.text.value = html
+        self._show_tokens(False)
+
+    def _show_tokens(self, finished: bool) -> None:
+        """Show the interactive view instead of the text, if there is one."""
+        if self.tokens is not None:
+            self.text.layout.display, self.tokens.layout.display = ("none", "") if finished else ("", "none")
+
+    def _show_rejected(self) -> None:
+        if self.tokens is not None:
+            self.tokens.show_rejected = self.rejected.value
+        if self.result is not None:
+            self.show(self.result, False)
+
     def show(self, result: GenerationResult, fresh: bool = True) -> None:
         """Show a result. `fresh` also shows its speed and its first step."""
         self.result = result
         self.text.value = result_view(result, self.rejected.value)
         if not fresh:
             return
+        if self.tokens is not None:
+            self.tokens.show(result, self._plain_run(result))
+        self._show_tokens(True)
         self.progress(
             1, f"{speed_text(result)} · ended: {', '.join(sorted({row.finish_reason for row in result.rows}))}"
         )
@@ -160,6 +194,15 @@ def error_html(error: BaseException) -> str:
 
 def _probability(of: tuple[float, ...] | None, i: int) -> str | None:
     return f"{of[i]:.4f}" if of is not None and i < len(of) else None
+
+
+def _token_view() -> Any:
+    """The interactive view; None where its package is not installed."""
+    try:
+        from specnb.notebook.token_view import TokenView
+    except ImportError:
+        return None
+    return TokenView()
 
 
 def _hint(text: str) -> str:

@@ -1,20 +1,24 @@
-"""The static copy of a panel's last result, for notebooks that are opened without a kernel."""
+"""The static copy of what a widget shows, for notebooks that are opened without a kernel."""
 
 from __future__ import annotations
 
 from IPython.display import DisplayHandle
 
 LIVE = "specnb-live"
-"""CSS class of an element inside a panel."""
+"""CSS class of an element inside a panel, or of a token view."""
 STYLE = f":is(.jp-OutputArea,.output,.cell_container,#output-body):has(.{LIVE}) .specnb-saved{{display:none}}"
-"""Hides the copy while the panel itself is in the output of the cell."""
+"""Hides the copy while the widget itself is in the output of the cell."""
 
 
 class SavedCopy:
-    """A display of static HTML below the panel. Nothing is shown before `display`."""
+    """A display of static HTML beside a widget. Nothing is shown before `display`.
 
-    def __init__(self) -> None:
-        self._handle: DisplayHandle | None = None
+    Args:
+        handle: a display that shows something already and becomes the copy at the next update.
+    """
+
+    def __init__(self, handle: DisplayHandle | None = None) -> None:
+        self._handle = handle
 
     def display(self, html: str, text: str) -> None:
         """Show HTML in the output of the running cell. `text` is its plain form."""
