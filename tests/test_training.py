@@ -353,11 +353,11 @@ def test_other_kinds_of_targets(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_bad_arguments_are_named(pair: specnb.Pair, tmp_path: Path, given: dict[str, Any], match: str) -> None:
-    options = {**QUICK, **given}
-    if "minutes" in given:
+    options = {**QUICK, "out": tmp_path / "out", **given}
+    if "minutes" in given and "steps" not in given:
         options["steps"] = None
     with pytest.raises(ValueError, match=match):
-        train_drafter(pair, out=tmp_path / "out", **options)
+        train_drafter(pair, **options)
 
 
 def test_a_folder_with_something_else_is_left_alone(pair: specnb.Pair, tmp_path: Path) -> None:
