@@ -8,7 +8,7 @@ step before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -69,55 +69,67 @@ class Unrolled:
         return device
 
     def loss(self, numbers: Sequence[int]) -> Tensor:
-        """Cross entropy against the target's distribution over the draft vocabulary, summed over unrolled steps."""
+        """Cross entropy against the target's distribution over the draft vocabulary, summed over unrolled steps.
+
+        The logits, the target's and the drafter's, are computed where they count only: a third of the work is the head.
+        """
         tokens, states, last, mask = self._batch(numbers)
         with torch.no_grad():
-            wanted = self._head.logits(last, self._ids).float().softmax(-1)
+            wanted = self._head.logits(last[mask], self._ids).float().softmax(-1)
+        rank = (mask.flatten().cumsum(0) - 1).view(mask.shape)  # of a position among those in `wanted`
         total = states.new_zeros((), dtype=torch.float32)
         with self._autocast():
-            for step, logits in enumerate(self._unroll(tokens, states, self._steps)):
-                n = tokens.shape[1] - 1 - step
-                counted = mask[:, :n] & mask[:, 1 + step :]
-                entropy = -(wanted[:, 1 + step :] * logits[:, :n].float().log_softmax(-1)).sum(-1)
-                total = total + DECAY**step * entropy[counted].sum() / counted.sum().clamp(min=1)
+            for step, found in enumerate(self._unroll(tokens, states, self._steps)):
+                counted = self._counted(mask, step)
+                logits = self.drafter.compute_logits(found[:, : counted.shape[1]][counted])[0]
+                asked = wanted[rank[:, 1 + step :][counted]]
+                entropy = -(asked * logits.float().log_softmax(-1)).sum()
+                total = total + DECAY**step * entropy / max(1, len(asked))
         return total
+
+    @staticmethod
+    def _counted(mask: Tensor, step: int) -> Tensor:
+        """The entries `[rows, width - 1 - step]` that a step is asked about."""
+        n = max(0, mask.shape[1] - 1 - step)
+        return mask[:, :n] & mask[:, 1 + step :]
 
     @torch.no_grad()
     def acceptance(self) -> tuple[float, ...]:
         """By position, the share of held-out tokens at which a greedy draft is right up to this position."""
-        hits, counted = [0.0] * _EVALUATED_POSITIONS, [0.0] * _EVALUATED_POSITIONS
+        hits, counts = [0.0] * _EVALUATED_POSITIONS, [0.0] * _EVALUATED_POSITIONS
         training = self.drafter.training
         self.drafter.eval()
         for first in range(0, len(self._held_out), self._batch_size):
             numbers = self._held_out[first : first + self._batch_size]
             tokens, states, last, mask = self._batch(numbers)
             choices = self._target_choices(numbers, last)
-            alive: Tensor | None = None
-            for step, logits in enumerate(self._unroll(tokens, states, _EVALUATED_POSITIONS)):
-                n = tokens.shape[1] - 1 - step
-                if n <= 0:
-                    break
-                right = (self._ids[logits[:, :n].argmax(-1)] == choices[:, 1 + step :]) & mask[:, :n]
-                alive = right if alive is None else alive[:, :n] & right
-                valid = mask[:, :n] & mask[:, 1 + step :]
-                hits[step] += float((alive & valid).sum())
-                counted[step] += float(valid.sum())
+            alive = torch.ones_like(mask)
+            for step, found in enumerate(self._unroll(tokens, states, _EVALUATED_POSITIONS)):
+                counted = self._counted(mask, step)
+                n = counted.shape[1]
+                logits = self.drafter.compute_logits(found[:, :n][counted])[0]
+                right = torch.zeros_like(counted)
+                right[counted] = self._ids[logits.argmax(-1)] == choices[:, 1 + step :][counted]
+                alive = alive[:, :n] & right
+                hits[step] += float(alive.sum())
+                counts[step] += float(counted.sum())
         self.drafter.train(training)
-        return tuple(hit / count if count else 0.0 for hit, count in zip(hits, counted, strict=True))
+        return tuple(hit / count if count else 0.0 for hit, count in zip(hits, counts, strict=True))
 
-    def _unroll(self, tokens: Tensor, states: Tensor, steps: int) -> Any:
-        """The draft logits `[rows, width, draft vocab]` of each step."""
+    def _unroll(self, tokens: Tensor, states: Tensor, steps: int) -> Iterator[Tensor]:
+        """The states `[rows, width, size]` after the drafter's last layer, of each step."""
         rows, width = tokens.shape
         cache = _UnrolledKeys()
         states = self.drafter.combine_hidden_states(states)
-        for step in range(steps):
-            ahead = torch.cat([tokens[:, 1 + step :], tokens.new_zeros(rows, min(width, 1 + step))], 1)[:, :width]
+        for step in range(min(steps, width - 1)):
+            ahead = torch.cat([tokens[:, 1 + step :], tokens.new_zeros(rows, 1 + step)], 1)
             embedded = embedding(ahead, self._embedding).to(states.dtype)
             positions = torch.arange(width, device=tokens.device)[None] + step
             angles = self.drafter.rotary_emb(embedded, positions)
             states = self.drafter(embedded, states, angles, _unrolled_mask(width, step, states), cache)
-            logits, states = self.drafter.compute_logits(states)
-            yield logits
+            yield states
+            if self.drafter.config.norm_output:
+                states = self.drafter.norm(states)
 
     def _batch(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Tokens `[rows, width]`, states of the layers, last states, and after which positions an answer goes on."""
