@@ -21,7 +21,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
-NAMES = ["01_first_speculation", "02_gemma4_mtp", "03_glm_mtp", "04_all_methods", "05_tuning", "06_write_a_drafter"]
+NAMES = [
+    "01_first_speculation",
+    "02_gemma4_mtp",
+    "03_glm_mtp",
+    "04_all_methods",
+    "05_tuning",
+    "06_write_a_drafter",
+    "07_make_your_own_drafter",
+]
 PATHS = re.compile(r"/(?:home|root|tmp|Users|work|opt|usr)/|[A-Z]:\\\\|site-packages|0x[0-9a-f]{6,}")
 MODELS = {
     "01_first_speculation": "tiny-llama",
@@ -30,6 +38,7 @@ MODELS = {
     "04_all_methods": "tiny-llama",
     "05_tuning": "tiny-llama",
     "06_write_a_drafter": "tiny-llama",
+    "07_make_your_own_drafter": "tiny",
 }
 
 

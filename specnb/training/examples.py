@@ -70,17 +70,31 @@ class AnswerFile:
         self.path = path
 
     def read(self) -> list[Example]:
-        """The answers in the file; a last line that was cut off is dropped."""
+        """The answers in the file; a last line that was cut off is dropped, so that others can follow.
+
+        Raises:
+            OSError: the disk is full; the file is as it was.
+        """
         if not self.path.exists():
             return []
         found = read_answers(self.path)
-        self.path.write_text("".join(_line(one) for one in found), encoding="utf-8")
+        whole = "".join(_line(one) for one in found)
+        if whole != self.path.read_text(encoding="utf-8"):
+            part = self.path.with_name(f"{self.path.name}.part")
+            part.write_text(whole, encoding="utf-8")
+            part.replace(self.path)
         return found
 
     def append(self, examples: Iterable[Example]) -> None:
-        """Add answers."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.writelines(_line(one) for one in examples)
+        """Add answers. Raises OSError if the disk is full; those that are there stay."""
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.writelines(_line(one) for one in examples)
+        except OSError as error:
+            raise OSError(
+                f"the answers cannot be written to {self.path}: {error}. Free some space there; resume=True goes on "
+                "with those that are in it."
+            ) from error
 
 
 def read_answers(path: Path) -> list[Example]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, pad
 
 from specnb.training.examples import Example
 from specnb.training.states import StateStore
@@ -79,7 +79,7 @@ class Unrolled:
         rank = (mask.flatten().cumsum(0) - 1).view(mask.shape)  # of a position among those in `wanted`
         total = states.new_zeros((), dtype=torch.float32)
         with self._autocast():
-            for step, found in enumerate(self._unroll(tokens, states, self._steps)):
+            for step, found in enumerate(self._unroll(tokens, states, self._steps, _first(mask))):
                 counted = self._counted(mask, step)
                 logits = self.drafter.compute_logits(found[:, : counted.shape[1]][counted])[0]
                 asked = wanted[rank[:, 1 + step :][counted]]
@@ -104,7 +104,7 @@ class Unrolled:
             tokens, states, last, mask = self._batch(numbers)
             choices = self._target_choices(numbers, last)
             alive = torch.ones_like(mask)
-            for step, found in enumerate(self._unroll(tokens, states, _EVALUATED_POSITIONS)):
+            for step, found in enumerate(self._unroll(tokens, states, _EVALUATED_POSITIONS, _first(mask))):
                 counted = self._counted(mask, step)
                 n = counted.shape[1]
                 logits = self.drafter.compute_logits(found[:, :n][counted])[0]
@@ -116,18 +116,23 @@ class Unrolled:
         self.drafter.train(training)
         return tuple(hit / count if count else 0.0 for hit, count in zip(hits, counts, strict=True))
 
-    def _unroll(self, tokens: Tensor, states: Tensor, steps: int) -> Iterator[Tensor]:
-        """The states `[rows, width, size]` after the drafter's last layer, of each step."""
+    def _unroll(self, tokens: Tensor, states: Tensor, steps: int, start: int = 0) -> Iterator[Tensor]:
+        """The states `[rows, width, size]` after the drafter's last layer, of each step.
+
+        Entries before `start` are not unrolled: nobody asks about them, and none sees their later states.
+        """
         rows, width = tokens.shape
         cache = _UnrolledKeys()
         states = self.drafter.combine_hidden_states(states)
         for step in range(min(steps, width - 1)):
-            ahead = torch.cat([tokens[:, 1 + step :], tokens.new_zeros(rows, 1 + step)], 1)
+            begin = start if step else 0
+            ahead = torch.cat([tokens[:, begin + 1 + step :], tokens.new_zeros(rows, 1 + step)], 1)
             embedded = embedding(ahead, self._embedding).to(states.dtype)
-            positions = torch.arange(width, device=tokens.device)[None] + step
+            positions = torch.arange(begin, width, device=tokens.device)[None] + step
             angles = self.drafter.rotary_emb(embedded, positions)
+            states = states[:, states.shape[1] - (width - begin) :]
             states = self.drafter(embedded, states, angles, _unrolled_mask(width, step, states), cache)
-            yield states
+            yield pad(states, (0, 0, begin, 0))
             if self.drafter.config.norm_output:
                 states = self.drafter.norm(states)
 
@@ -153,7 +158,7 @@ class Unrolled:
             if number not in self._choices:
                 n = len(self._examples[number].ids)
                 self._choices[number] = self._head.logits(last[row, :n], None).argmax(-1)
-            rows.append(torch.nn.functional.pad(self._choices[number], (0, last.shape[1] - len(self._choices[number]))))
+            rows.append(pad(self._choices[number], (0, last.shape[1] - len(self._choices[number]))))
         return torch.stack(rows).to(self.device)
 
 
@@ -164,7 +169,7 @@ class _UnrolledKeys:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Keys and values of all steps of a layer, `[rows, heads, (step + 1) * width, dim]`."""
+        """Keys and values of all steps of a layer, `[rows, heads, keys, dim]`."""
         if layer in self._layers:
             old = self._layers[layer]
             keys, values = torch.cat([old[0], keys], 2), torch.cat([old[1], values], 2)
@@ -173,7 +178,20 @@ class _UnrolledKeys:
 
 
 def _unrolled_mask(width: int, step: int, like: Tensor) -> Tensor:
-    """What an entry sees `[1, 1, width, (step + 1) * width]`: true states up to itself, then one key of each step."""
-    causal = torch.ones(width, width, dtype=torch.bool, device=like.device).tril()
-    own = torch.eye(width, dtype=torch.bool, device=like.device)
+    """What the last n of `width` entries see: true states up to themselves, then one key of each step.
+
+    Args:
+        like: the entries' states, `[rows, n, size]`.
+
+    Returns:
+        `[1, 1, n, width + step * n]`.
+    """
+    n = like.shape[1]
+    causal = torch.ones(n, width, dtype=torch.bool, device=like.device).tril(width - n)
+    own = torch.eye(n, dtype=torch.bool, device=like.device)
     return torch.cat([causal, *[own] * step], 1)[None, None]
+
+
+def _first(mask: Tensor) -> int:
+    """The first position that counts in any row of a mask `[rows, width]`."""
+    return int(mask.any(0).int().argmax())
