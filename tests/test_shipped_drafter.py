@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def test_scales_that_are_missing_are_named(tmp_path: Path, change: dict[str, Any
 
 
 def test_other_quantisations_are_refused(tmp_path: Path) -> None:
+    shutil.copy(FOLDER / "model.safetensors", tmp_path)
     raw = json.loads((FOLDER / "config.json").read_text())
     for change in ({"format": "pack-quantized"}, {"quant_method": "gptq"}, {"config_groups": {}}):
         raw["quantization_config"] = int8_rows.QUANTIZATION_CONFIG | change

@@ -59,7 +59,7 @@ def main() -> int:
     parser.add_argument("--vllm", required=True, help="the Python of vLLM's environment")
     parser.add_argument("--target", default="tiny-llama", help="what specnb.load takes")
     parser.add_argument("--drafter", help="folder or name of the drafter; default: train one")
-    parser.add_argument("--steps", type=int, default=300, help="of that training")
+    parser.add_argument("--steps", type=int, default=200, help="of that training")
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("-k", type=int, default=3, help="drafted tokens")
@@ -74,7 +74,9 @@ def main() -> int:
         if args.drafter:
             specnb.load_drafter(args.drafter, dtype="float32").save_pretrained(folder / "drafter")
         else:
-            specnb.train_drafter(pair, learn, out=folder / "drafter", held_out=asked[:8], steps=args.steps)
+            specnb.train_drafter(
+                pair, learn, out=folder / "drafter", held_out=asked[:4], steps=args.steps, max_new_tokens=64
+            )
         specnb.save_pair(specnb.Pair(pair.target, pair.tokenizer), folder / "target")
         pair.assistant = specnb.load_drafter(folder / "drafter")
         mine = here(pair, asked, args.k, args.max_new_tokens)
@@ -110,7 +112,7 @@ def texts(target: str, count: int) -> tuple[list[str], list[str]]:
     """Prompts to train with, and others to measure with."""
     if target in embedded.CARDS:
         writer = data.Writer(5)
-        return [writer.chat()[0].content for _ in range(200)], [asked for asked, _ in data.held_out(8)][:count]
+        return [writer.chat()[0].content for _ in range(100)], [asked for asked, _ in data.held_out(8)][:count]
     return [one for one in prompts(400) if one not in HELD_OUT], list(HELD_OUT[:count])
 
 

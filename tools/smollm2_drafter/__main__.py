@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 
 import specnb
+from specnb.bench.compare import environment
 from specnb.models import embedded
 from specnb.options import TRAINING_OPTIONS
 from specnb.training import checkpoint
@@ -88,7 +89,8 @@ def train(pair: specnb.Pair, args: argparse.Namespace) -> specnb.TrainingResult:
     command = shlex.join(["python", "-m", "tools.smollm2_drafter", *sys.argv[1:]]).replace(str(args.out), "DIR")
     for i, file in enumerate(args.answers):
         command = command.replace(str(file), f"ANSWERS-{i}")
-    (args.out / RUN).write_text(json.dumps({"command": command, "note": args.note}) + "\n", encoding="utf-8")
+    run = {"command": command, "note": args.note, "environment": environment(pair)}
+    (args.out / RUN).write_text(json.dumps(run) + "\n", encoding="utf-8")
     options = {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
     if args.epochs:
         size = options.get("batch_size") or next(o.default for o in TRAINING_OPTIONS if o.name == "batch_size")

@@ -21,7 +21,7 @@ from specnb.training.target_head import checked_head
 
 BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
 RUN = "run.json"
-"""The file in the trained folder with the command and the answers' hours, written by the part `train`."""
+"""The file in the trained folder with the command, the machine and a note, written by the part `train`."""
 _MOST_BYTES = 8_000_000
 
 
@@ -91,7 +91,7 @@ def card(
         size: bytes of the folder.
     """
     counts, settings, seconds = result.counts, result.settings, result.seconds
-    environment = result.comparison.environment if result.comparison else {}
+    environment = run.get("environment") or {}
     minutes = {part: f"{value / 60:.0f}" for part, value in seconds.items()}
     rows = [
         ("reads", "the states of three layers of SmolLM2-135M-Instruct, as `smollm2-135m-q4` (Q4_1, dequantised)"),
