@@ -49,7 +49,7 @@ def run_methods(pair: Any, prompt: str, max_new_tokens: int) -> Iterator[_TimedR
 
     inputs = prompt_inputs(pair.tokenizer, prompt, device=pair.target.device)
 
-    def run(method: str, tokens: int = max_new_tokens, **options: Any) -> GenerationResult:
+    def run(method: str | None, tokens: int = max_new_tokens, **options: Any) -> GenerationResult:
         return specnb.generate(pair, **inputs, method=method, max_new_tokens=tokens, do_sample=False, **options)
 
     run("plain", min(WARM_UP_TOKENS, max_new_tokens))
@@ -57,7 +57,8 @@ def run_methods(pair: Any, prompt: str, max_new_tokens: int) -> Iterator[_TimedR
     yield _TimedRun("prompt_lookup", run("prompt_lookup"))
     draft, note = select_draft(pair)
     if draft is not None:
-        yield _TimedRun("draft_model", run("draft_model", assistant_model=draft), note)
+        result = run(None, **({} if draft is pair.assistant else {"assistant_model": draft}))
+        yield _TimedRun(result.method, result, note)
 
 
 def select_draft(pair: Any) -> tuple[Any, str]:
@@ -128,7 +129,7 @@ def demo(model: str, prompt: str | None, max_new_tokens: int) -> None:
     if prompt is None:
         prompt = TINY_PROMPT if tiny else PROMPT
     print(f"loading {model} ...", flush=True)
-    pair = specnb.load(model, assistant=DRAFT if model == DEFAULT_MODEL else None)
+    pair = specnb.load(model, assistant=DRAFT if model == DEFAULT_MODEL else "auto")
     print(f"{pair.describe()}\n\nprompt: {prompt}\n", flush=True)
     done = []
     for run in run_methods(pair, prompt, max_new_tokens):

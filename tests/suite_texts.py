@@ -28,7 +28,7 @@ def write() -> None:
     from specnb.text import prompt_inputs
     from tools.measure_suffix import EDITS
 
-    pair = specnb.load(MODEL)
+    pair = specnb.load(MODEL, None)
     asked = [(kind, i, False, text) for kind, found in prompts.PROMPTS.items() for i, text in enumerate(found)]
     hints = "Rewrite this class with type hints."
     asked += [

@@ -149,7 +149,7 @@ def test_compare(opened: Lab) -> None:
 
 
 def test_every_control_has_a_name_and_is_reached_by_keys(opened: Lab) -> None:
-    for tab in ("Text", "Steps", "Plots", "Compare", "Code", "Load"):
+    for tab in ("Text", "Steps", "Plots", "Compare", "Train", "Code", "Load"):
         opened.tab(tab)
         assert opened.panel.evaluate(_UNNAMED) == []
         assert opened.panel.evaluate(_UNREACHED) == []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib import util
@@ -19,9 +20,19 @@ from typing import Any
 import nbformat
 import pytest
 
+from tools import narrow_domain
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
-NAMES = ["01_first_speculation", "02_gemma4_mtp", "03_glm_mtp", "04_all_methods", "05_tuning", "06_write_a_drafter"]
+NAMES = [
+    "01_first_speculation",
+    "02_gemma4_mtp",
+    "03_glm_mtp",
+    "04_all_methods",
+    "05_tuning",
+    "06_write_a_drafter",
+    "07_make_your_own_drafter",
+]
 PATHS = re.compile(r"/(?:home|root|tmp|Users|work|opt|usr)/|[A-Z]:\\\\|site-packages|0x[0-9a-f]{6,}")
 MODELS = {
     "01_first_speculation": "tiny-llama",
@@ -30,6 +41,7 @@ MODELS = {
     "04_all_methods": "tiny-llama",
     "05_tuning": "tiny-llama",
     "06_write_a_drafter": "tiny-llama",
+    "07_make_your_own_drafter": "tiny",
 }
 
 
@@ -137,6 +149,21 @@ def test_claims_are_asserted_and_things_shown(name: str) -> None:
     ignored = [cell for cell in cells if "nbval-ignore-output" in cell.metadata.get("tags", [])]
     assert len(ignored) <= len(cells) // 3, "most outputs are compared"
     assert all(len(cell.source.splitlines()) <= 40 for cell in cells), "short cells"
+
+
+def test_the_real_run_of_notebook_7(tmp_path: Path) -> None:
+    """Its prompts are the notebook's own, and its table goes into the cell that waits for it, again and again."""
+    learn, test = narrow_domain.prompts()
+    assert len(learn) > 200 and len(test) == 16 and not {*learn} & {*test}
+    before, copied = read(NAMES[6]), tmp_path / "copy.ipynb"
+    shutil.copy(FOLDER / f"{NAMES[6]}.ipynb", copied)
+    for page in ("| a | table |", "| another |"):
+        narrow_domain.into_notebook(copied, f"{page}\n")
+        after = nbformat.read(copied, as_version=4)
+        assert refresh.code_hash(after) == refresh.code_hash(before)
+        told = "".join(cell.source for cell in after.cells if cell.cell_type == "markdown")
+        assert told.count(page) == 1 and told.count("<!-- narrow-domain -->") == 1 and "has all options" in told
+    assert "| a | table |" not in told
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import pytest
 import tiny
 from checks import shell, watched
 from IPython.core.error import UsageError
+from test_training import PROMPTS
 
 import specnb
 from specnb.notebook.arguments import specgen_parser
@@ -25,6 +26,7 @@ from specnb.notebook.panel.view import step_html
 from specnb.notebook.session import Session
 from specnb.notebook.values import parse_values
 from specnb.options import BY_NAME, METHODS, OPTIONS, default, options_of
+from specnb.training import measure
 
 SHORT = 24
 
@@ -312,6 +314,68 @@ def test_loading_shows_progress_and_errors(panel: Panel, monkeypatch: pytest.Mon
     with pytest.raises(OSError, match="no model 'nope'"):
         panel.load("nope", wait=True)
     assert "no model 'nope'" in shown(panel) and panel._form.model.value == "other"
+
+
+# ---- training
+@pytest.fixture
+def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Panel:
+    """A panel whose Train page is filled in for the shortest of trainings."""
+    monkeypatch.setattr(measure, "MAX_NEW_TOKENS", 4)
+    panel = Panel(specnb.load("tiny-llama"), session=Session())
+    panel._train.prompts.value = "\n".join(PROMPTS)
+    panel._train.folder.value = str(tmp_path / "mine")
+    for name, value in {"steps": 2, "max_new_tokens": 8, "batch_size": 4}.items():
+        panel._train.more.by_name[name].set(value)
+    return panel
+
+
+def stop_at(panel: Panel, words: str) -> None:
+    panel._view.status.observe(lambda change: panel.stop() if words in change["new"] else None, "value")
+
+
+def test_training_a_drafter(trainer: Panel) -> None:
+    page, shares = trainer._train, []
+    trainer._view.bar.observe(lambda change: shares.append(change["new"]), "value")
+    assert page.use_button.disabled and trainer.training is None
+    trainer.train(wait=True)
+    assert trainer.training.finished and trainer.training.settings["steps"] == 2 and not page.use_button.disabled
+    assert "Training of a drafter" in page.output.value and "tokens per target pass" in unescape(page.output.value)
+    assert shares == sorted(shares) and shares[-1] == 1 and len(shares) > 4
+    assert "eagle3" not in trainer._form.available
+    page.use_button.click()
+    assert trainer._form.pair is trainer.training.pair and "eagle3" in trainer._form.available
+    assert "in use: tiny-llama (2) with the drafter in" in shown(trainer)
+
+
+def test_a_stopped_training_keeps_the_best(trainer: Panel) -> None:
+    stop_at(trainer, "training: step 1")
+    trainer.train(wait=True)
+    assert not trainer.training.finished and trainer.training.history[-1].step == 1
+    assert "stopped: the best drafter so far was kept" in shown(trainer) and not trainer._train.use_button.disabled
+
+
+def test_a_training_that_is_stopped_at_once(trainer: Panel) -> None:
+    stop_at(trainer, "answers")
+    trainer.train(wait=True)
+    assert trainer.training is None and "stopped before there was a drafter" in shown(trainer)
+    assert trainer.error is None and trainer._train.use_button.disabled
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"folder": " "}, "name the folder of the drafter"),
+        ({"prompts": "\n"}, "nothing to learn from"),
+        ({"variable": "nowhere"}, "no variable 'nowhere'"),
+        ({"prompts": "one"}, "1 different prompts and 0 different texts are too few"),
+    ],
+)
+def test_what_a_training_lacks_is_named(trainer: Panel, fields: dict[str, str], match: str) -> None:
+    for name, value in fields.items():
+        getattr(trainer._train, name).value = value
+    with pytest.raises(ValueError, match=match):
+        trainer.train(wait=True)
+    assert not trainer.busy
 
 
 # ---- steps

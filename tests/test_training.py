@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,12 @@ from transformers import LlamaConfig
 
 import specnb
 from specnb.models.eagle3 import Eagle3Drafter
-from specnb.training import Progress, TrainingResult, measure, train_drafter
+from specnb.training import Progress, TrainingResult, checkpoint, measure, train_drafter
 from specnb.training import run as training_run
 from specnb.training.drafter import default_layers, draft_vocabulary, new_drafter
 from specnb.training.examples import Example
+from specnb.training.fitting import Fitting
+from specnb.training.kept_states import KeptStates
 from specnb.training.objective import Unrolled
 from specnb.training.states import StateStore, TargetStates, collect
 from specnb.training.target_head import TargetHead
@@ -84,7 +87,7 @@ def test_an_unrolled_step_is_a_step_of_drafting(pair: specnb.Pair, tmp_path: Pat
     tokens, states, _, _ = learned._batch([0])
     embedding = pair.target.get_input_embeddings().weight
     with torch.no_grad():
-        steps = list(learned._unroll(tokens, states, 3))
+        steps = [drafter.compute_logits(one)[0] for one in learned._unroll(tokens, states, 3)]
         combined = drafter.combine_hidden_states(states)
         for entry in range(len(examples[0].ids) - 4):
             known, keys = combined[:, : entry + 1], Keys()
@@ -98,6 +101,25 @@ def test_an_unrolled_step_is_a_step_of_drafting(pair: specnb.Pair, tmp_path: Pat
                 logits, after = drafter.compute_logits(out[:, -1:])
                 assert torch.allclose(logits[0, 0], steps[step][0, entry], atol=2e-4), (entry, step)
                 known = after
+
+
+def test_the_loss_is_that_of_each_entry_by_itself(pair: specnb.Pair, tmp_path: Path) -> None:
+    """Against a sum over entries, steps and tokens, with all entries unrolled."""
+    examples = some(3)
+    learned, drafter = objective(pair, examples, tmp_path)
+    ids, total = drafter.target_ids(), 0.0
+    with torch.no_grad():
+        for step in range(3):
+            found = []
+            for example in examples:
+                tokens = torch.tensor([example.ids])
+                laws = pair.target(tokens).logits[0][:, ids].softmax(-1)
+                states = learned._batch([examples.index(example)])[1]
+                logits = drafter.compute_logits(list(learned._unroll(tokens, states, 3))[step])[0][0].log_softmax(-1)
+                for entry in range(len(example.prompt) - 1, len(example.ids) - 1 - step):
+                    found.append(-float((laws[entry + 1 + step] * logits[entry]).sum()))
+            total += 0.8**step * sum(found) / len(found)
+        assert float(learned.loss([0, 1, 2])) == pytest.approx(total, rel=1e-3)
 
 
 class Keys:
@@ -312,7 +334,82 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     store = StateStore(0, tmp_path)
     store._file = Full()
     with pytest.raises(OSError, match=r"states do not fit: .*No space left.*free some space"):
-        store.add(torch.ones(4, 8))
+        store.add(0, Example([], [1, 2, 3, 4]), torch.ones(4, 8))
+
+
+def test_a_full_disk_loses_no_checkpoint(pair: specnb.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_run, "measure", lambda *_: None)
+    save, out = checkpoint.save_file, tmp_path / "out"
+
+    def full(tensors: Any, file: Path, metadata: Any) -> None:
+        if json.loads(metadata["specnb"])["step"] > 1:
+            file.write_bytes(b"half of it")
+            raise RuntimeError("I/O error: No space left on device (os error 28)")
+        save(tensors, file, metadata=metadata)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="cannot be written to .*No space left .*resume=True goes on"):
+        train_drafter(pair, PROMPTS, out=out, **QUICK)
+    assert not list(out.glob("*.part")) and len((out / "answers.jsonl").read_text().splitlines()) == len(PROMPTS)
+    monkeypatch.setattr(checkpoint, "save_file", save)
+    result = train_drafter(pair, PROMPTS, out=out, resume=True, **QUICK)
+    assert [one.step for one in result.history] == list(range(13))  # it went on from step 1
+
+
+def test_a_stop_from_another_thread_returns_the_best(
+    pair: specnb.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancel = threading.Event()
+
+    def stop(progress: Progress) -> None:
+        if progress.part == "training" and "step 3" in progress.message:
+            cancel.set()
+
+    result = train_drafter(pair, PROMPTS, out=tmp_path / "out", cancel=cancel, **{**QUICK, "on_progress": stop})
+    assert not result.finished and result.history[-1].step == 3 and result.pair is not None
+    with pytest.raises(KeyboardInterrupt):  # nothing yet
+        train_drafter(pair, PROMPTS, out=tmp_path / "other", cancel=cancel, **QUICK)
+
+
+def test_kept_states_are_found_again(pair: specnb.Pair, tmp_path: Path) -> None:
+    layers, examples = default_layers(pair.target), some(5)
+
+    def collected(which: list[Example]) -> tuple[StateStore, int]:
+        passes: list[int] = []
+        target = TargetStates(pair.target, layers)
+        store = StateStore(10**9, tmp_path, KeptStates(tmp_path, pair.target, layers))
+
+        def counted(batch: Any) -> list[torch.Tensor]:
+            passes.append(len(batch))
+            return target(batch)
+
+        collect(counted, which, store, batch_tokens=32, on_examples=lambda number: True)  # type: ignore[arg-type]
+        return store, sum(passes)
+
+    first, run = collected(examples[:3])
+    assert run == 3
+    index = tmp_path / "states.jsonl"
+    index.write_text(index.read_text() + '{"ids": "cut o')
+    again, run = collected([examples[4], *examples[:3]])
+    assert run == 1 and torch.equal(again[3], first[2])
+    assert collected([examples[4], examples[1]])[1] == 0
+    other = specnb.load("tiny-llama")
+    other.target.model.norm.weight.data *= 2
+    assert KeptStates(tmp_path, other.target, layers).find(examples[1].ids) is None
+
+
+def test_batches_are_of_similar_length(pair: specnb.Pair) -> None:
+    drafter = torch.nn.Linear(1, 1)
+    lengths = [(7 * i) % 97 for i in range(64)]
+    learned: Any = type("Learned", (), {"drafter": drafter})
+    fitting = Fitting(learned, 0.1, 4, range(100, 164), lengths, 5, lambda one: one, lambda loss: None)
+    seen = []
+    for fitting.step in range(32):
+        seen.append(fitting._numbers())
+    for epoch in (seen[:16], seen[16:]):
+        assert sorted(number for batch in epoch for number in batch) == list(range(100, 164))
+    spread = [max(lengths[i - 100] for i in batch) - min(lengths[i - 100] for i in batch) for batch in seen]
+    assert max(spread) < 30 and seen[:16] != seen[16:]
 
 
 @pytest.mark.parametrize("name", [pytest.param("tiny-gemma4", marks=pytest.mark.slow), "tiny-qwen3-5"])

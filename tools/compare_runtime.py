@@ -84,7 +84,7 @@ def compiled(model: Any, ids: Tensor) -> Pass:
 def compare(threads: int, repeats: int) -> dict[str, Any]:
     """Milliseconds of a pass by way and width, the first call's seconds, and how far the logits are from plain's."""
     torch.set_num_threads(threads)
-    pair = specnb.load("smollm2-135m-q4", pack=False)
+    pair = specnb.load("smollm2-135m-q4", None, pack=False)
     model = pair.target
     ids = torch.randint(0, 40000, (1, CONTEXT), generator=torch.Generator().manual_seed(0))
     tokens = {w: torch.randint(0, 40000, (1, w), generator=torch.Generator().manual_seed(w)) for w in WIDTHS}

@@ -234,7 +234,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     transformers.logging.set_verbosity_error()
-    pair = specnb.load(MODEL)
+    pair = specnb.load(MODEL, None)
     micros = microseconds_per_token(pair)
     records = measure(pair, given.repeats, given.max_new_tokens, given.kinds, given.prompts)
     where = environment(pair) | {"repeats": given.repeats, "max_new_tokens": given.max_new_tokens}

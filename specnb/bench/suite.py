@@ -72,7 +72,7 @@ def run(
 
     size = SIZES[suite]
     on_progress(f"loading {MODEL}")
-    pair = specnb.load(MODEL)
+    pair = specnb.load(MODEL, None)
     found: dict[str, Any] = {
         "format": "specnb.bench/1",
         "suite": suite,

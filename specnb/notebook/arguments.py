@@ -204,7 +204,10 @@ def specload_parser() -> Parser:
     parser.add_argument(
         "--assistant",
         metavar="NAME",
-        help="the draft model, or an EAGLE-3 or DFlash drafter; a number N: the model's own first N layers",
+        help=(
+            "the draft model, or an EAGLE-3 or DFlash drafter; a number N: the model's own first N layers; none: no "
+            "draft model (default: the one that comes with the model, if any)"
+        ),
     )
     parser.add_argument("--dtype", metavar="TYPE", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--device-map", metavar="MAP", help="cpu, cuda, auto (accelerate decides), ...; default cpu")

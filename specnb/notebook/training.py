@@ -32,7 +32,7 @@ class TrainingPage:
     def progress(self, progress: Any) -> None:
         """Show a `Progress`."""
         left = None if progress.done else progress.remaining_seconds
-        text = progress.message + ("" if left is None else f" \u00b7 {_time(left)} left")
+        text = progress.message + ("" if left is None else f" \u00b7 {time_left(left)}")
         if self._handle is not None:
             self._handle.update(ProgressLine(text))
         elif not self._quiet and not self._notebook:
@@ -104,6 +104,7 @@ def train(pair: Any, page: TrainingPage, data: Mapping[str, Any], options: Mappi
     return result
 
 
-def _time(seconds: float) -> str:
+def time_left(seconds: float) -> str:
+    """The time that is left, in words."""
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d} min"
+    return f"{minutes}:{rest:02d} min left"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Unpack
 
@@ -23,7 +24,9 @@ def train_drafter(
     out: str | os.PathLike[str],
     held_out: Sequence[str] | None = None,
     resume: bool = False,
+    keep_states: bool = False,
     chat: bool | None = None,
+    cancel: threading.Event | None = None,
     on_progress: Callable[[Progress], object] | None = None,
     **options: Unpack[TrainingOptions],
 ) -> TrainingResult:
@@ -41,7 +44,10 @@ def train_drafter(
         held_out: prompts (or, with `texts` alone, texts) to measure with. None takes a tenth of those given, at most
             40.
         resume: go on with what is in `out`: answers, weights and optimizer are read from there.
+        keep_states: keep the target's states in `out` (several kB a token), so that `resume` does not collect them
+            again.
         chat: whether prompts are sent as chat messages; None if the tokenizer has a chat template.
+        cancel: set from another thread to stop; what was reached is returned, if there is anything yet.
         on_progress: called with each `Progress`; None prints the messages.
         options: `minutes` (15), for all of it, or `steps`, a number of optimizer steps, with which the same data and
             `seed` give the same drafter; `num_hidden_layers`, `draft_vocab_size` and `ttt_steps` of the drafter;
@@ -61,5 +67,12 @@ def train_drafter(
     settings, folder = check_settings(options) | {"chat": chat}, as_folder(out)
     asked, given = as_texts("prompts", prompts), as_texts("texts", texts)
     testing, asked, given = split(asked, given, held_out, settings["seed"])
-    run = Run(pair, folder, settings, on_progress or (lambda progress: print(progress.message, flush=True)))
-    return run.train(asked, given, testing, resume)
+    report = on_progress or (lambda progress: print(progress.message, flush=True))
+    run = Run(pair, folder, settings, report, keep_states, cancel)
+    try:
+        return run.train(asked, given, testing, resume)
+    except KeyboardInterrupt as stop:
+        partial: TrainingResult | None = getattr(stop, "partial_result", None)
+        if cancel is None or not cancel.is_set() or partial is None:
+            raise
+        return partial

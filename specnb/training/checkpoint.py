@@ -20,7 +20,11 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # of AdamW, per parameter
 
 
 def write(folder: Path, fitting: Fitting) -> None:
-    """Write the state of a training. The file is replaced as a whole, so an interrupt leaves a complete one."""
+    """Write the state of a training. The file is replaced as a whole, so an interrupt leaves a complete one.
+
+    Raises:
+        OSError: the disk is full; the last complete one is kept.
+    """
     tensors: dict[str, Tensor] = {}
     for name, value in fitting.objective.drafter.state_dict().items():
         tensors[f"now.{name}"] = value.detach()
@@ -38,8 +42,15 @@ def write(folder: Path, fitting: Fitting) -> None:
     }
     part = folder / f"{FILE}.part"
     whole = {name: value.cpu().contiguous().clone() for name, value in tensors.items()}
-    save_file(whole, part, metadata={"specnb": json.dumps(facts)})
-    part.replace(folder / FILE)
+    try:
+        save_file(whole, part, metadata={"specnb": json.dumps(facts)})
+        part.replace(folder / FILE)
+    except Exception as error:  # OSError, or safetensors' own kind
+        part.unlink(missing_ok=True)
+        raise OSError(
+            f"the state of the training cannot be written to {folder}: {error}. Free some space there; resume=True "
+            "goes on from the last one that was complete."
+        ) from error
 
 
 def read(folder: Path, fitting: Fitting) -> None:

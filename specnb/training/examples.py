@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -69,22 +70,42 @@ class AnswerFile:
         self.path = path
 
     def read(self) -> list[Example]:
-        """The answers in the file; a last line that was cut off is dropped."""
+        """The answers in the file; a last line that was cut off is dropped, so that others can follow.
+
+        Raises:
+            OSError: the disk is full; the file is as it was.
+        """
         if not self.path.exists():
             return []
-        found = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            try:
-                found.append(Example(**json.loads(line)))
-            except (ValueError, TypeError):
-                break
-        self.path.write_text("".join(_line(one) for one in found), encoding="utf-8")
+        found = read_answers(self.path)
+        whole = "".join(_line(one) for one in found)
+        if whole != self.path.read_text(encoding="utf-8"):
+            part = self.path.with_name(f"{self.path.name}.part")
+            part.write_text(whole, encoding="utf-8")
+            part.replace(self.path)
         return found
 
     def append(self, examples: Iterable[Example]) -> None:
-        """Add answers."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.writelines(_line(one) for one in examples)
+        """Add answers. Raises OSError if the disk is full; those that are there stay."""
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.writelines(_line(one) for one in examples)
+        except OSError as error:
+            raise OSError(
+                f"the answers cannot be written to {self.path}: {error}. Free some space there; resume=True goes on "
+                "with those that are in it."
+            ) from error
+
+
+def read_answers(path: Path) -> list[Example]:
+    """The answers in a file, which is left as it is; what comes after a line that was cut off is dropped."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            found.append(Example(**json.loads(line)))
+        except (ValueError, TypeError):
+            break
+    return found
 
 
 def _line(example: Example) -> str:
@@ -102,6 +123,7 @@ def answer_prompts(
     until: float | None,
     on_answers: Callable[[list[Example]], object],
     numbers: Sequence[int] | None = None,
+    cancel: threading.Event | None = None,
 ) -> None:
     """Let the target answer the prompts, `rows` at a time.
 
@@ -113,6 +135,10 @@ def answer_prompts(
         numbers: of the prompts to answer; None for all.
         until: the time (`time.monotonic`) after which no further batch is begun.
         on_answers: called with the answers of each batch.
+        cancel: set to stop; the batch that is being answered is dropped.
+
+    Raises:
+        KeyboardInterrupt: `cancel` was set.
     """
     import specnb
 
@@ -134,8 +160,11 @@ def answer_prompts(
             seed=seed + first,
             max_new_tokens=max_new_tokens,
             logprobs=False,
+            cancel=cancel,
             **options,
         )
+        if cancel is not None and cancel.is_set():
+            raise KeyboardInterrupt
         on_answers([Example(ids, list(row.ids), sample) for ids, row in zip(asked, result.rows, strict=True)])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,10 +43,12 @@ class Budget:
     Args:
         until: `time.monotonic()` at which training ends.
         steps: number of optimizer steps.
+        cancel: set to stop as an interrupt does.
     """
 
     until: float | None = None
     steps: int | None = None
+    cancel: threading.Event | None = None
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
@@ -57,6 +60,16 @@ class Budget:
         assert self.until is not None
         return (time.monotonic() - self._began) / max(1e-9, self.until - self._began)
 
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if the training is to stop."""
+        if self.cancel is not None and self.cancel.is_set():
+            raise KeyboardInterrupt
+
+    def reserve(self, seconds: float) -> None:
+        """Keep time for what comes after the last step."""
+        if self.until is not None:
+            self.until = max(self._began, self.until - seconds)
+
 
 @dataclass
 class Fitting:
@@ -67,6 +80,7 @@ class Fitting:
         learning_rate: the highest; it falls along a cosine.
         batch_size: examples per step.
         examples: numbers of the training examples.
+        lengths: tokens of each of them.
         seed: of the order of the examples.
         prepare: places the drafter and the optimizer (accelerate's `prepare`).
         backward: computes gradients (accelerate's `backward`).
@@ -76,11 +90,14 @@ class Fitting:
     learning_rate: float
     batch_size: int
     examples: Sequence[int]
+    lengths: Sequence[int]
     seed: int
     prepare: Callable[..., Any]
     backward: Callable[[Tensor], object]
 
     WARM_UP, BETAS, WEIGHT_DECAY, CLIP = 20, (0.9, 0.95), 0.01, 1.0
+    SORTED = 16  # batches that are sorted by length together
+    EVALUATING = 0.15  # share of the time; with a budget of steps, there are as many as asked for
 
     def __post_init__(self) -> None:
         self.step = 0
@@ -96,7 +113,9 @@ class Fitting:
         )
         self.optimizer = self.prepare(optimizer)
         self._losses: list[float] = []
-        self._epoch, self._order = -1, [0]
+        self._evaluating = 0.0  # seconds
+        self._epoch = -1
+        self._batches: list[list[int]] = []
 
     def run(
         self, budget: Budget, evaluate_at: Sequence[float], on_evaluation: Callable[[Evaluation, float], object]
@@ -114,7 +133,9 @@ class Fitting:
         marks = list(evaluate_at)
         if not self.history:
             self._evaluate(began, on_evaluation, 0.0)
+            budget.reserve(self._evaluating)
         while (progress := budget.progress(self.step)) < 1:
+            budget.check()
             rate = self.learning_rate * min(1, (self.step + 1) / self.WARM_UP)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * progress))
@@ -133,7 +154,7 @@ class Fitting:
             self._losses.append(value)
             self.trained_seconds = time.monotonic() - began
             progress = budget.progress(self.step)
-            if marks and progress >= marks[0]:
+            if marks and progress >= marks[0] and (budget.steps is not None or self._evaluates_little(began)):
                 self._evaluate(began, on_evaluation, progress)
                 marks = [mark for mark in marks if mark > progress]
         if self.step != self.history[-1].step:
@@ -141,7 +162,9 @@ class Fitting:
 
     def _evaluate(self, began: float, on_evaluation: Callable[[Evaluation, float], object], progress: float) -> None:
         loss = sum(self._losses) / len(self._losses) if self._losses else None
-        found = Evaluation(time.monotonic() - began, self.step, loss, self.objective.acceptance())
+        start = time.monotonic()
+        found = Evaluation(start - began, self.step, loss, self.objective.acceptance())
+        self._evaluating += time.monotonic() - start
         self._losses.clear()
         self.history.append(found)
         if self.best is None or found.mean_acceptance_length > self.best.mean_acceptance_length:
@@ -151,14 +174,29 @@ class Fitting:
             }
         on_evaluation(found, progress)
 
+    def _evaluates_little(self, began: float) -> bool:
+        """Whether little of the time so far went into evaluations; with few minutes there are fewer of them."""
+        return self._evaluating <= self.EVALUATING * (time.monotonic() - began)
+
     def _numbers(self) -> list[int]:
-        """The examples of the next batch: every epoch has an order of its own, which depends on the seed alone."""
+        """The examples of the next batch: every epoch has an order of its own, which depends on the seed alone.
+
+        The examples of a batch are of similar length, since those that are shorter than the longest are padded.
+        """
         size = min(self.batch_size, len(self.examples))
-        epoch, batch = divmod(self.step, len(self.examples) // size)
+        count = len(self.examples) // size
+        epoch, batch = divmod(self.step, count)
         if self._epoch != epoch:
             generator = torch.Generator().manual_seed(self.seed + epoch)
-            self._order, self._epoch = torch.randperm(len(self.examples), generator=generator).tolist(), epoch
-        return [self.examples[i] for i in self._order[batch * size : (batch + 1) * size]]
+            drawn = torch.randperm(len(self.examples), generator=generator).tolist()[: count * size]
+            pool = self.SORTED * size
+            by_length = [
+                i for j in range(0, len(drawn), pool) for i in sorted(drawn[j : j + pool], key=self.lengths.__getitem__)
+            ]
+            batches = [by_length[j * size : (j + 1) * size] for j in range(count)]
+            self._batches = [batches[j] for j in torch.randperm(count, generator=generator).tolist()]
+            self._epoch = epoch
+        return [self.examples[i] for i in self._batches[batch]]
 
 
 def make_accelerator() -> Any:

@@ -16,7 +16,9 @@ MAX_PROMPTS, MAX_NEW_TOKENS = 12, 96
 _SAFETY = 1.5  # the first call of each run is warmed up
 
 
-def measure(pair: Pair, prompts: Sequence[str], chat: bool | None, end: float | None) -> Comparison | None:
+def measure(
+    pair: Pair, prompts: Sequence[str], chat: bool | None, end: float | None, cancel: threading.Event | None = None
+) -> Comparison | None:
     """Compare the drafter, with several draft lengths, with plain decoding and prompt lookup.
 
     Args:
@@ -24,6 +26,7 @@ def measure(pair: Pair, prompts: Sequence[str], chat: bool | None, end: float | 
         prompts: as many of them are used as fit into the time, at most 12.
         chat: whether they are sent as chat messages.
         end: the time (`time.monotonic`) at which to stop; None for no limit.
+        cancel: set to stop; it is also set at the end of the time.
 
     Returns:
         The comparison; None if the time was too short.
@@ -34,7 +37,7 @@ def measure(pair: Pair, prompts: Sequence[str], chat: bool | None, end: float | 
     one = (len(runs) + 1) * MAX_NEW_TOKENS * _seconds_per_token(pair)
     left = None if end is None else end - time.monotonic()
     fits = MAX_PROMPTS if left is None else int(left / (_SAFETY * one))
-    cancel = threading.Event()
+    cancel = threading.Event() if cancel is None else cancel
     timer = None if left is None else threading.Timer(max(0.0, left), cancel.set)
     if timer is not None:
         timer.start()

@@ -8,13 +8,13 @@ step before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, pad
 
 from specnb.training.examples import Example
 from specnb.training.states import StateStore
@@ -69,55 +69,72 @@ class Unrolled:
         return device
 
     def loss(self, numbers: Sequence[int]) -> Tensor:
-        """Cross entropy against the target's distribution over the draft vocabulary, summed over unrolled steps."""
+        """Cross entropy against the target's distribution over the draft vocabulary, summed over unrolled steps.
+
+        The logits, the target's and the drafter's, are computed where they count only: a third of the work is the head.
+        """
         tokens, states, last, mask = self._batch(numbers)
         with torch.no_grad():
-            wanted = self._head.logits(last, self._ids).float().softmax(-1)
+            wanted = self._head.logits(last[mask], self._ids).float().softmax(-1)
+        rank = (mask.flatten().cumsum(0) - 1).view(mask.shape)  # of a position among those in `wanted`
         total = states.new_zeros((), dtype=torch.float32)
         with self._autocast():
-            for step, logits in enumerate(self._unroll(tokens, states, self._steps)):
-                n = tokens.shape[1] - 1 - step
-                counted = mask[:, :n] & mask[:, 1 + step :]
-                entropy = -(wanted[:, 1 + step :] * logits[:, :n].float().log_softmax(-1)).sum(-1)
-                total = total + DECAY**step * entropy[counted].sum() / counted.sum().clamp(min=1)
+            for step, found in enumerate(self._unroll(tokens, states, self._steps, _first(mask))):
+                counted = self._counted(mask, step)
+                logits = self.drafter.compute_logits(found[:, : counted.shape[1]][counted])[0]
+                asked = wanted[rank[:, 1 + step :][counted]]
+                entropy = -(asked * logits.float().log_softmax(-1)).sum()
+                total = total + DECAY**step * entropy / max(1, len(asked))
         return total
+
+    @staticmethod
+    def _counted(mask: Tensor, step: int) -> Tensor:
+        """The entries `[rows, width - 1 - step]` that a step is asked about."""
+        n = max(0, mask.shape[1] - 1 - step)
+        return mask[:, :n] & mask[:, 1 + step :]
 
     @torch.no_grad()
     def acceptance(self) -> tuple[float, ...]:
         """By position, the share of held-out tokens at which a greedy draft is right up to this position."""
-        hits, counted = [0.0] * _EVALUATED_POSITIONS, [0.0] * _EVALUATED_POSITIONS
+        hits, counts = [0.0] * _EVALUATED_POSITIONS, [0.0] * _EVALUATED_POSITIONS
         training = self.drafter.training
         self.drafter.eval()
         for first in range(0, len(self._held_out), self._batch_size):
             numbers = self._held_out[first : first + self._batch_size]
             tokens, states, last, mask = self._batch(numbers)
             choices = self._target_choices(numbers, last)
-            alive: Tensor | None = None
-            for step, logits in enumerate(self._unroll(tokens, states, _EVALUATED_POSITIONS)):
-                n = tokens.shape[1] - 1 - step
-                if n <= 0:
-                    break
-                right = (self._ids[logits[:, :n].argmax(-1)] == choices[:, 1 + step :]) & mask[:, :n]
-                alive = right if alive is None else alive[:, :n] & right
-                valid = mask[:, :n] & mask[:, 1 + step :]
-                hits[step] += float((alive & valid).sum())
-                counted[step] += float(valid.sum())
+            alive = torch.ones_like(mask)
+            for step, found in enumerate(self._unroll(tokens, states, _EVALUATED_POSITIONS, _first(mask))):
+                counted = self._counted(mask, step)
+                n = counted.shape[1]
+                logits = self.drafter.compute_logits(found[:, :n][counted])[0]
+                right = torch.zeros_like(counted)
+                right[counted] = self._ids[logits.argmax(-1)] == choices[:, 1 + step :][counted]
+                alive = alive[:, :n] & right
+                hits[step] += float(alive.sum())
+                counts[step] += float(counted.sum())
         self.drafter.train(training)
-        return tuple(hit / count if count else 0.0 for hit, count in zip(hits, counted, strict=True))
+        return tuple(hit / count if count else 0.0 for hit, count in zip(hits, counts, strict=True))
 
-    def _unroll(self, tokens: Tensor, states: Tensor, steps: int) -> Any:
-        """The draft logits `[rows, width, draft vocab]` of each step."""
+    def _unroll(self, tokens: Tensor, states: Tensor, steps: int, start: int = 0) -> Iterator[Tensor]:
+        """The states `[rows, width, size]` after the drafter's last layer, of each step.
+
+        Entries before `start` are not unrolled: nobody asks about them, and none sees their later states.
+        """
         rows, width = tokens.shape
         cache = _UnrolledKeys()
         states = self.drafter.combine_hidden_states(states)
-        for step in range(steps):
-            ahead = torch.cat([tokens[:, 1 + step :], tokens.new_zeros(rows, min(width, 1 + step))], 1)[:, :width]
+        for step in range(min(steps, width - 1)):
+            begin = start if step else 0
+            ahead = torch.cat([tokens[:, begin + 1 + step :], tokens.new_zeros(rows, 1 + step)], 1)
             embedded = embedding(ahead, self._embedding).to(states.dtype)
-            positions = torch.arange(width, device=tokens.device)[None] + step
+            positions = torch.arange(begin, width, device=tokens.device)[None] + step
             angles = self.drafter.rotary_emb(embedded, positions)
+            states = states[:, states.shape[1] - (width - begin) :]
             states = self.drafter(embedded, states, angles, _unrolled_mask(width, step, states), cache)
-            logits, states = self.drafter.compute_logits(states)
-            yield logits
+            yield pad(states, (0, 0, begin, 0))
+            if self.drafter.config.norm_output:
+                states = self.drafter.norm(states)
 
     def _batch(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Tokens `[rows, width]`, states of the layers, last states, and after which positions an answer goes on."""
@@ -141,7 +158,7 @@ class Unrolled:
             if number not in self._choices:
                 n = len(self._examples[number].ids)
                 self._choices[number] = self._head.logits(last[row, :n], None).argmax(-1)
-            rows.append(torch.nn.functional.pad(self._choices[number], (0, last.shape[1] - len(self._choices[number]))))
+            rows.append(pad(self._choices[number], (0, last.shape[1] - len(self._choices[number]))))
         return torch.stack(rows).to(self.device)
 
 
@@ -152,7 +169,7 @@ class _UnrolledKeys:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Keys and values of all steps of a layer, `[rows, heads, (step + 1) * width, dim]`."""
+        """Keys and values of all steps of a layer, `[rows, heads, keys, dim]`."""
         if layer in self._layers:
             old = self._layers[layer]
             keys, values = torch.cat([old[0], keys], 2), torch.cat([old[1], values], 2)
@@ -161,7 +178,20 @@ class _UnrolledKeys:
 
 
 def _unrolled_mask(width: int, step: int, like: Tensor) -> Tensor:
-    """What an entry sees `[1, 1, width, (step + 1) * width]`: true states up to itself, then one key of each step."""
-    causal = torch.ones(width, width, dtype=torch.bool, device=like.device).tril()
-    own = torch.eye(width, dtype=torch.bool, device=like.device)
+    """What the last n of `width` entries see: true states up to themselves, then one key of each step.
+
+    Args:
+        like: the entries' states, `[rows, n, size]`.
+
+    Returns:
+        `[1, 1, n, width + step * n]`.
+    """
+    n = like.shape[1]
+    causal = torch.ones(n, width, dtype=torch.bool, device=like.device).tril(width - n)
+    own = torch.eye(n, dtype=torch.bool, device=like.device)
     return torch.cat([causal, *[own] * step], 1)[None, None]
+
+
+def _first(mask: Tensor) -> int:
+    """The first position that counts in any row of a mask `[rows, width]`."""
+    return int(mask.any(0).int().argmax())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,11 +18,12 @@ from specnb.training.arguments import ANSWERS, LEAST_EXAMPLES, check_folder, wit
 from specnb.training.drafter import default_layers, draft_vocabulary, new_drafter
 from specnb.training.examples import AnswerFile, Example, answer_prompts, encode_prompts, encode_texts
 from specnb.training.fitting import Budget, Fitting, make_accelerator
+from specnb.training.kept_states import KeptStates
 from specnb.training.measure import measure
 from specnb.training.objective import Unrolled
 from specnb.training.result import Evaluation, Progress, TrainingResult
-from specnb.training.states import StateStore, TargetStates, collect
-from specnb.training.target_head import TargetHead
+from specnb.training.states import SORTED, StateStore, TargetStates, collect
+from specnb.training.target_head import TargetHead, checked_head
 
 if TYPE_CHECKING:
     from specnb.bench import Comparison
@@ -35,7 +37,6 @@ _EVALUATIONS = 12
 _FIRST_REPORT = 30.0  # seconds
 _LEAST_COVERAGE = 0.6
 _BATCH_TOKENS = 4096  # of a pass that collects states
-_PROBED = 16  # tokens on which the head is checked
 
 
 @dataclass
@@ -46,6 +47,8 @@ class Run:
     out: Path
     settings: dict[str, Any]
     on_progress: Callable[[Progress], object]
+    keep_states: bool = False
+    cancel: threading.Event | None = None
 
     def __post_init__(self) -> None:
         self.began = time.monotonic()
@@ -62,6 +65,8 @@ class Run:
         """Tell the user."""
         now = time.monotonic()
         left = None if self.end is None else max(0.0, self.end - now)
+        if self.cancel is not None and self.cancel.is_set() and share < 1:
+            raise KeyboardInterrupt
         try:
             self.on_progress(Progress(part, min(1.0, share), now - self.began, left, message))
         except BaseException:
@@ -83,8 +88,9 @@ class Run:
         layers = default_layers(self.pair.target)
         vocabulary = draft_vocabulary(train, self.settings["draft_vocab_size"])
         self._check_coverage(test, vocabulary)
-        store = StateStore(self._memory(), self.out)
-        test, train, head = self._collect(layers, store, test, train)
+        stored = KeptStates(self.out, self.pair.target, layers) if self.keep_states else None
+        store, examples = StateStore(self._memory(), self.out, stored), [*test, *train]
+        numbers, head = self._collect(layers, store, examples, len(test))
         drafter = new_drafter(
             self.pair.target, layers, vocabulary, self.settings["num_hidden_layers"], self.settings["seed"]
         )
@@ -96,7 +102,7 @@ class Run:
             drafter,
             head,
             embedding,
-            [*test, *train],
+            examples,
             store,
             range(len(test)),
             self.settings["ttt_steps"],
@@ -107,7 +113,8 @@ class Run:
             objective,
             self.settings["learning_rate"],
             self.settings["batch_size"],
-            range(len(test), len(test) + len(train)),
+            numbers,
+            [len(examples[i].ids) for i in numbers],
             self.settings["seed"],
             accelerator.prepare_optimizer,
             accelerator.backward,
@@ -173,6 +180,7 @@ class Run:
                 sampled_share=share,
                 until=self.until(_ANSWERS_SHARE),
                 on_answers=on_answers,
+                cancel=self.cancel,
                 **common,
             )
         self.timed("answers", began)
@@ -227,28 +235,32 @@ class Run:
         return int(given * 1e9) if given is not None else psutil.virtual_memory().available // 4
 
     def _collect(
-        self, layers: Sequence[int], store: StateStore, test: list[Example], train: list[Example]
-    ) -> tuple[list[Example], list[Example], TargetHead]:
-        """Collect states. With a promised time, examples for which there is none left are dropped."""
+        self, layers: Sequence[int], store: StateStore, examples: list[Example], test: int
+    ) -> tuple[list[int], TargetHead]:
+        """Collect states; returns the numbers of the examples to learn from, and the head.
+
+        The first `test` examples are to measure with. With a promised time, those for which there is none left are
+        dropped.
+        """
         began, target = time.monotonic(), TargetStates(self.pair.target, layers)
-        head = _head(self.pair.target, target, test[0])
-        until, examples = self.until(_STATES_SHARE), [*test, *train]
+        head = checked_head(self.pair.target, target, examples[0])
+        until, least = self.until(_STATES_SHARE), -(-(test + LEAST_EXAMPLES) // SORTED) * SORTED
 
         def on_examples(number: int) -> bool:
             self.report("states", number / len(examples), f"states: {number:,} of {len(examples):,} texts")
-            return until is None or time.monotonic() < until or number < len(test) + LEAST_EXAMPLES
+            return until is None or time.monotonic() < until or number < least
 
         collect(target, examples, store, batch_tokens=_BATCH_TOKENS, on_examples=on_examples)
         self.timed("states", began)
-        kept = train[: len(store) - len(test)]
-        self.counts["training tokens"] = sum(len(example.answer) for example in kept)
-        self.counts["examples"] = len(kept)
-        return test, kept, head
+        numbers = [i for i in range(test, len(examples)) if i in store]
+        self.counts["training tokens"] = sum(len(examples[i].answer) for i in numbers)
+        self.counts["examples"] = len(numbers)
+        return numbers, head
 
     def _fit(self, fitting: Fitting) -> None:
         """Train, and tell how it goes."""
         began = time.monotonic()
-        budget = Budget(self.until(1 - _MEASURE_SHARE), self.settings["steps"])
+        budget = Budget(self.until(1 - _MEASURE_SHARE), self.settings["steps"], self.cancel)
 
         def on_evaluation(found: Evaluation, progress: float) -> None:
             checkpoint.write(self.out, fitting)
@@ -283,7 +295,7 @@ class Run:
         if not prompts:
             return None
         self.report("measuring", 0.0, f"measuring on up to {len(prompts)} held-out prompts")
-        found = measure(pair, prompts, self.settings["chat"], self.end)
+        found = measure(pair, prompts, self.settings["chat"], self.end, self.cancel)
         self.timed("measuring", began)
         return found
 
@@ -304,13 +316,3 @@ class Run:
         (self.out / RESULT).write_text(result.to_json(indent=1), encoding="utf-8")
         self.report("measuring", 1.0, result.verdict)
         return result
-
-
-def _head(model: Any, target: TargetStates, example: Example) -> TargetHead:
-    """The target's head, checked on the first tokens of an example."""
-    ids = example.ids[:_PROBED]
-    last = target([Example([], ids)])[0][:, -int(model.get_output_embeddings().weight.shape[1]) :]
-    with torch.no_grad():
-        given = torch.tensor([ids], device=model.get_input_embeddings().weight.device)
-        logits = model(input_ids=given, use_cache=False).logits[0]
-    return TargetHead(model, last, logits)

@@ -8,10 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from specnb.training.examples import Example
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_PROBE = 8
+    from specnb.training.states import TargetStates
+
+_PROBED = 16  # tokens on which the head is checked
 
 
 class TargetHead:
@@ -64,3 +68,13 @@ class TargetHead:
             if self._cap:
                 out = self._cap * torch.tanh(out / self._cap)
         return out.to(last.device)
+
+
+def checked_head(model: PreTrainedModel, target: TargetStates, example: Example) -> TargetHead:
+    """The target's head, checked on the first tokens of an example."""
+    ids = example.ids[:_PROBED]
+    last = target([Example([], ids)])[0][:, -int(model.get_output_embeddings().weight.shape[1]) :]
+    with torch.no_grad():
+        given = torch.tensor([ids], device=model.get_input_embeddings().weight.device)
+        logits = model(input_ids=given, use_cache=False).logits[0]
+    return TargetHead(model, last, logits)

@@ -109,7 +109,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     transformers.logging.set_verbosity_error()
     pair, without_prepacking = (
-        specnb.load("smollm2-135m-q4", pack=pack, device_map=args.device) for pack in (True, False)
+        specnb.load("smollm2-135m-q4", None, pack=pack, device_map=args.device) for pack in (True, False)
     )
     compared = arms(pair, without_prepacking, args.num_assistant_tokens)
     ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

@@ -1,6 +1,7 @@
-"""Tiny models that come with specnb, in transformers' format and of real architectures.
+"""Models that come with specnb: tiny ones in transformers' format, of real architectures, and a drafter of a real one.
 
-They are for learning and tests, and only know the topics of their training text. `tools/embedded_models` trains them.
+The tiny ones are for learning and tests, and only know the topics of their training text. `tools/embedded_models`
+trains them, `tools/smollm2_drafter` the drafter.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-"""Has one folder per model, which `AutoModelForCausalLM.from_pretrained` loads."""
+"""Has one folder per model; those of `CARDS` are loaded by `AutoModelForCausalLM.from_pretrained`, too."""
 
 DEFAULT = ("tiny-llama", "tiny-llama-draft")
 """The target and the draft model that are used where no model is named."""
@@ -28,4 +29,10 @@ CARDS = {
     "tiny-qwen3-5": "Tiny Qwen3.5 (3 layers of linear attention, 1 of full attention) with a multi-token-prediction "
     "layer: use_mtp=True." + _END,
 }
-"""One line about each model."""
+"""One line about each tiny model."""
+
+DRAFTERS = {
+    "smollm2-135m-eagle3": "EAGLE-3 drafter for smollm2-135m-q4: 1 layer, trained by specnb on answers of that model, "
+    "stored in int8 with a scale a row. README.md in its folder says how it was made. Licence: Apache-2.0.",
+}
+"""One line about each drafter of a model that does not come with specnb."""

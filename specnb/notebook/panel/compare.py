@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -10,6 +11,7 @@ import ipywidgets as widgets
 
 from specnb.notebook.panel.controls import labelled_widget, note, scrollable
 from specnb.notebook.panel.form import Form
+from specnb.notebook.panel.view import RunView
 from specnb.notebook.values import parse_values
 from specnb.options import BENCH_REPEATS, drafting_options, method_info
 
@@ -86,6 +88,41 @@ class CompareForm:
         """The options that all runs share, such as those of sampling."""
         own = self.form.drafting_controls(self.form.method.value).by_name
         return {name: value for name, value in self.form.values().items() if name not in own}
+
+    def measure(self, view: RunView, cancel: threading.Event) -> Any:
+        """Run the comparison and show it.
+
+        Args:
+            view: shows the progress.
+            cancel: set to stop.
+
+        Returns:
+            The `Comparison`; it has no rows if it was stopped early.
+
+        Raises:
+            ValueError: there is nothing to compare, or an input is not valid.
+        """
+        from specnb.bench import compare
+
+        request, runs, common = self.form.request(), self.runs(), self.common()
+
+        def show_progress(done: int, total: int, label: str) -> None:
+            view.progress(done / total, f"comparing: run {done + 1} of {total}, {label}")
+
+        found = compare(
+            self.form.pair,
+            request.prompt,
+            runs,
+            repeats=self.repeats.value,
+            chat=request.chat,
+            system=request.system,
+            cancel=cancel,
+            on_run=show_progress,
+            **common,
+        )
+        self.output.value = comparison_html(found)
+        view.progress(1, found.verdict if found.rows else "stopped")
+        return found
 
     def _show(self) -> None:
         sweep = self.what.value != "methods"

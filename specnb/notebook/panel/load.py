@@ -23,7 +23,7 @@ class LoadForm:
     def __init__(self) -> None:
         names = list(REGISTERED)
         self.name = labelled_widget(widgets.Combobox, "Name, folder or hub id", options=names, placeholder=names[0])
-        hint = "a name, or a number of layers"
+        hint = "a name, a number of layers, or none"
         self.draft = labelled_widget(widgets.Combobox, "Draft model (may stay empty)", options=names, placeholder=hint)
         self.button = widgets.Button(description="Load", icon="download", tooltip="Load and make it the current model")
         first = note("A model that is not on this machine is downloaded first, which can take minutes.")
@@ -45,7 +45,7 @@ def load(session: Session, name: str, assistant: str, progress: Callable[[float,
     Args:
         session: the session of the notebook.
         name: name, folder or hub id of the target.
-        assistant: the same for the draft model, or a number of layers; empty for none.
+        assistant: the same for the draft model, a number of layers, or "none"; empty for what comes with the target.
         progress: called every second with a share (always 0) and a line of text.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The panel: choose a method, set its options, run, stop, compare."""
+"""The panel: choose a method, set its options, run, stop, compare, train a drafter."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from IPython.core.getipython import get_ipython
 from specnb.notebook import saved
 from specnb.notebook.panel import controls, pages
 from specnb.notebook.panel.code import magic_code, python_code
-from specnb.notebook.panel.compare import CompareForm, comparison_html
+from specnb.notebook.panel.compare import CompareForm
 from specnb.notebook.panel.form import Form
 from specnb.notebook.panel.load import LoadForm, load, loaded_message
+from specnb.notebook.panel.train import TrainForm
 from specnb.notebook.panel.view import LiveText, RunView, plots_html
 from specnb.notebook.session import LAST, Session
 from specnb.notebook.stream import RECORDED
@@ -86,6 +87,7 @@ class Panel:
             for label in ("Python", "Magic")
         )
         self._load = LoadForm()
+        self._train = TrainForm(self._form, self._view, getattr(self._shell, "user_ns", {}))
         view, code = self._view, widgets.VBox([controls.note("Select all and copy."), self._python, self._magic])
         self._pages = pages.Pages(
             {
@@ -93,6 +95,7 @@ class Panel:
                 "Steps": view.steps_box,
                 "Plots": view.plots,
                 "Compare": self._compare.box,
+                "Train": self._train.box,
                 "Code": code,
                 "Load": self._load.box,
             }
@@ -114,6 +117,7 @@ class Panel:
         self._stop.on_click(lambda _: self.stop())
         self._load.button.on_click(lambda _: self.load(self._load.name.value, self._load.draft.value))
         self._compare.button.on_click(lambda _: self.compare())
+        self._train.button.on_click(lambda _: self.train())
         self._pages.observe(self._update_plots)
 
     # ---- in Python
@@ -163,6 +167,15 @@ class Panel:
     def compare(self, wait: bool = False) -> bool:
         """Compare, as the Compare button does. Argument and result as in `run`."""
         return self._start(self._measure, "comparing ...", wait)
+
+    def train(self, wait: bool = False) -> bool:
+        """Train a drafter, as the Train button does; `training` is its result. Argument and result as in `run`."""
+        return self._start(self._train.train, "training ...", wait)
+
+    @property
+    def training(self) -> Any:
+        """The last `TrainingResult`; None without any."""
+        return self._train.result
 
     def load(self, name: str, assistant: str = "", wait: bool = False) -> bool:
         """Load a model, as the Load button does. `wait` and the result as in `run`."""
@@ -227,27 +240,7 @@ class Panel:
         self._keep(result, pair)
 
     def _measure(self, cancel: threading.Event) -> None:
-        from specnb.bench import compare
-
-        request, form = self._form.request(), self._form
-        runs, common = self._compare.runs(), self._compare.common()
-
-        def show_progress(done: int, total: int, label: str) -> None:
-            self._view.progress(done / total, f"comparing: run {done + 1} of {total}, {label}")
-
-        found = compare(
-            form.pair,
-            request.prompt,
-            runs,
-            repeats=self._compare.repeats.value,
-            chat=request.chat,
-            system=request.system,
-            cancel=cancel,
-            on_run=show_progress,
-            **common,
-        )
-        self._compare.output.value = comparison_html(found)
-        self._view.progress(1, found.verdict if found.rows else "stopped")
+        found = self._compare.measure(self._view, cancel)
         if found.rows:
             self.comparison = found
             self._saved.update(self._compare.output.value, str(found))
@@ -262,7 +255,7 @@ class Panel:
 
     # ---- showing
     def _busy(self, busy: bool) -> None:
-        for button in (self._run, self._load.button, self._compare.button):
+        for button in (self._run, self._load.button, self._compare.button, self._train.button):
             button.disabled = busy
         self._stop.disabled = not busy
         if not busy:
