@@ -26,6 +26,7 @@ from specnb.notebook.stream import NotebookView
 from specnb.options import OPTIONS
 from specnb.text import step_pieces
 from specnb.trace import GenerationResult, RowResult, Step
+from specnb.views.html import StaticView
 
 
 class FakeGenerate:
@@ -382,6 +383,30 @@ def test_notebook_view_ends_as_the_result(
     fake.error, fake.steps_before_error = ValueError("no"), 3
     cell("%%specgen\nx")
     assert "stopped by an error" in displays.shown[-1]["text/html"]
+
+
+def test_interactive_ends_as_the_token_view_with_its_text_beside_it(
+    cell: Any, ip: Any, fake: FakeGenerate, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    displays = _Displays(monkeypatch)
+    views: list[Any] = []
+
+    def display(shown: Any, **how: Any) -> Any:
+        return displays.display(shown, **how) if isinstance(shown, dict) else views.append(shown)
+
+    monkeypatch.setattr("specnb.notebook.stream.display", display)
+    monkeypatch.setattr("specnb.notebook.stream.is_notebook", lambda _: True)
+    assert cell("%%specgen --interactive -o run\nx") == ""
+    assert fake.last["top_logprobs"] == 5 and fake.last["probabilities"] is True
+    run = ip.user_ns["run"]
+    assert views[0].result is run and "tokens/s" in capsys.readouterr().out
+    assert displays.shown[-1]["text/html"].startswith('<div class="specnb-saved">')
+    assert "lake" in displays.shown[-1]["text/html"] and displays.shown[-1]["text/plain"] == str(run)
+    assert cell("%%specgen --interactive --top-logprobs 2\nx") == "" and fake.last["top_logprobs"] == 2
+    assert cell("%%specgen\nx") == "" and "top_logprobs" not in fake.last
+    monkeypatch.setattr(GenerationResult, "view", lambda self, plain=None: StaticView(self, "needs anywidget"))
+    assert cell("%%specgen --interactive\nx") == ""
+    assert "needs anywidget" in capsys.readouterr().out and displays.shown[-1]["text/html"] == run._repr_html_()
 
 
 def test_live_view_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:

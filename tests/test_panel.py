@@ -169,6 +169,28 @@ def test_a_run_equals_generate(panel: Panel) -> None:
     assert "tokens/s" in shown(panel) and not panel.busy and panel._stop.disabled and not panel._run.disabled
 
 
+def test_a_finished_run_is_shown_as_the_token_view(panel: Panel) -> None:
+    view, tokens = panel._view, panel._view.tokens
+    assert tokens.layout.display == "none" and not tokens.runs
+    panel.set(method="plain")
+    panel.run(wait=True)
+    plain = panel.result
+    panel.set(method="draft_model")
+    panel.run(wait=True)
+    assert tokens.result is panel.result and view.text.layout.display == "none" and not tokens.layout.display
+    lane = tokens.runs[0]["model"]["rows"][0]["plain"]
+    assert lane["measured"] and len(lane["times"]) == len(plain.ids)  # of the same prompt
+    assert all(step.top_logprobs for step in panel.result.steps)
+    view.rejected.value = True
+    assert tokens.show_rejected
+    tokens.show_rejected = False
+    assert not view.rejected.value
+    tokens.branch(3, 11, wait=True)
+    assert len(tokens.runs) == 2
+    panel.run(wait=True)
+    assert len(tokens.runs) == 1 and tokens.result is panel.result
+
+
 def test_without_threads() -> None:
     panel = Panel(make_pair(), session=Session(), thread=False)
     panel.set(max_new_tokens=8)

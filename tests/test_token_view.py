@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from checkpoints import gemma4_drafter, gemma4_target, mtp_model
 from checks import EAGER
 
 import specnb
@@ -139,6 +140,56 @@ def test_a_branch_with_the_same_token_goes_on_as_the_run_did(name: str) -> None:
     result = RESULTS[name]
     assert result.branch(5, result.ids[5], max_new_tokens=10).ids == result.ids[6:]
     assert result.branch(0, method="plain").ids == result.ids[:16]
+
+
+def others() -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Methods whose drafters read the target's states, or another tokenizer's text."""
+    from test_eagle3 import drafter, target
+
+    gemma = gemma4_target()
+    return {
+        "Gemma 4": (gemma, {"assistant_model": gemma4_drafter(gemma), **EAGER}),
+        "MTP": (mtp_model("glm4_moe", 2, 2), {"use_mtp": True, **EAGER}),
+        "EAGLE-3": (target(), {"assistant_model": drafter(), **EAGER}),
+        "universal": (
+            MODEL,
+            {
+                "assistant_model": tiny.llama(vocab=300),
+                "tokenizer": TOKENIZER,
+                "assistant_tokenizer": tiny.byte_tokenizer(300),
+                **EAGER,
+            },
+        ),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Gemma 4", "MTP", "EAGLE-3", "universal"])
+def test_other_methods_show_and_branch_too(name: str) -> None:
+    model, how = others()[name]
+    given = {"max_new_tokens": 12, "do_sample": False, "attention_mask": torch.ones(1, 7, dtype=torch.long), **how}
+    result = specnb.generate(model, tiny.ids(0, 7), **given, **RECORDED)
+    row = token_model(result)["rows"][0]
+    assert [token["id"] for token in row["tokens"]] == list(result.ids) and json.dumps(row)
+    assert any(step["drafted"] for step in row["steps"])
+    assert result.branch(4, result.ids[4], max_new_tokens=7).ids == result.ids[5:]
+    shown = specnb.TokenView(result, thread=False)
+    send(shown, type="branch", run=0, row=0, index=2, token=11)
+    assert shown.state == {} and shown.result.method == result.method
+
+
+def test_a_partial_result_shows_and_branches() -> None:
+    def fail(step: Step) -> None:
+        if step.position > 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run(**DRAFTED, on_step=fail)
+    partial = caught.value.partial_result  # type: ignore[attr-defined]
+    row = token_model(partial)["rows"][0]
+    assert row["finish"] == "interrupted" and [token["id"] for token in row["tokens"]] == list(partial.ids)
+    whole = RESULTS["draft"].ids
+    assert partial.branch(1, partial.ids[1]).ids[: len(whole) - 2] == whole[2:]
 
 
 def test_a_branch_with_another_token_is_the_targets_own_continuation() -> None:
