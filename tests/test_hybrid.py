@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -103,7 +104,8 @@ def test_views_show_what_the_lookup_drafted() -> None:
     row = RowResult((1, 2), (5, 6, 7, 8, 9, 4), steps, "length", tuple("abcdef"), ((), (), ("x",)))
     result = GenerationResult("suffix+draft_model", [row], {}, None, 1.0, False, 3)
     html = result_view(result)
-    assert "<ins class=c>a<i></i>b</ins>" in html and "<ins>d</ins>" in html and "<ins class=c>lookup</ins>" in html
+    assert re.search(r"<ins class=c title=[^>]*>a<i></i>b</ins>", html) and "<ins class=c>lookup</ins>" in html
+    assert re.search(r"<ins title=[^>]*>d</ins>", html)
     text = marked_text(result)
     assert text.startswith("⟪ab⟫«c»⟦d⟧«e»‹f›") and "⟪lookup⟫" in text
     assert "accepted 3 of 4 drafted (75.0%; draft_model 1 of 1; suffix 2 of 3)" in text

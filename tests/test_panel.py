@@ -67,7 +67,7 @@ def test_available_methods() -> None:
         "early_exit",
         "suffix+draft_model",
     ]
-    assert "draft_model" in str(METHODS) and "Draft model" in str(reasons["universal"])
+    assert "draft_model" in str(METHODS) and "it is for draft_model" in str(reasons["universal"])
     alone = available_methods(make_pair(assistant=False))
     assert "%specload" in str(alone["draft_model"]) and "layers" in str(alone["mtp_layers"])
     other = make_pair()
@@ -509,9 +509,10 @@ def test_mimebundle(panel: Panel) -> None:
     assert str(panel.result) in plain and "tokens/s" not in plain
 
 
-def test_core_widgets_only(panel: Panel) -> None:
+def test_no_front_end_extension_is_needed(panel: Panel) -> None:
+    """Core widgets, and anywidget's, whose script comes with the widget."""
     kinds = {w._model_module for w in walk(panel.widget)}
-    assert kinds == {"@jupyter-widgets/controls"}
+    assert kinds == {"@jupyter-widgets/controls", "anywidget"}
 
 
 _CELLS = [

@@ -32,7 +32,7 @@ _TAKEN = {
         "generation_config logits_processor stopping_criteria prefix_allowed_tokens_fn synced_gpus custom_generate "
         "negative_prompt_ids negative_prompt_attention_mask"
     ),
-    "arguments of the magics": "output quiet expand help methods vary no_memory",
+    "arguments of the magics": "output quiet expand help methods vary no_memory interactive",
 }
 RESERVED = frozenset(name for names in _TAKEN.values() for name in names.split())
 """Names that an option of a drafter cannot have."""
