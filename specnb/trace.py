@@ -36,7 +36,7 @@ class Step:
         match_length: in prompt lookup and suffix decoding, length of the match in tokens.
         distances: in a lossy method, per position, the total variation distance from the target's distribution.
         draft_probabilities: with `probabilities=True`, what the drafter's distribution gave each drafted token. None
-            where there is no such distribution: for copied tokens, and for text that was encoded again.
+            where there is no such distribution: for tokens from a lookup, and for text that was encoded again.
         target_probabilities: with `probabilities=True`, what the target's distribution, after all logits processors,
             gave each drafted token up to the first rejected one.
         lookahead_token: in prompt lookup and suffix decoding, the token that would have been drafted next.

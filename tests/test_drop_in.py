@@ -114,6 +114,15 @@ def test_what_generate_does_not_hand_on_is_bound() -> None:
     through(specnb.decoder(cancel=cancel, **WAYS["draft"]))
 
 
+@pytest.mark.parametrize("given", [{"streamer": Recorder()}, {"assistant_model": tiny.noisy(T, 0.02)}])
+def test_what_is_given_to_generate_but_not_handed_on_is_named(given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(ValueError, match=rf"^{name}= given to generate\(\).*specnb.decoder\(\) instead"):
+        through(specnb.decoder(), **given)
+    if name == "streamer":
+        assert given[name].ids == X[0].tolist() and given[name].ended == 1
+
+
 def test_transformers_text_streamer(capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer, model = tiny.byte_tokenizer(), tiny.llama(vocab=330)
     result = specnb.generate(

@@ -517,6 +517,9 @@ def test_in_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         pair = specnb.load(home, folder)
         fits = {name for name, reason in available_methods(pair).items() if reason is None}
         assert fits == {"plain", "prompt_lookup", "suffix", "early_exit", "eagle3", "suffix+eagle3"}
+        said = run_cell(ip, "%%specgen --method suffix+draft_model\nw1 w2")
+        assert "for method 'eagle3', " in said and "choose 'suffix+eagle3'" in said
+        assert "it is for eagle3 and suffix+eagle3" in run_cell(ip, "%%specbench suffix+draft_model\nw1 w2")
 
 
 @pytest.mark.parametrize("read", [None, (1, 3, 4)])

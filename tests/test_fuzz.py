@@ -27,7 +27,7 @@ def test_draws_reach_everything() -> None:
     """Every method, entry, wrapper, cache and dtype, rows, padding on both sides, images and sampling."""
     many = [draw(0, i) for i in range(3000)]
     for name, least in {
-        "method": 7,
+        "method": 16,
         "entry": 3,
         "cache": 3,
         "dtype": 4,

@@ -94,7 +94,7 @@ def test_sampled_text_does_not_depend_on_the_memory_or_the_clock() -> None:
     assert first.options["num_assistant_tokens_schedule"] == "constant" and len(memory)
 
 
-def test_views_show_what_was_copied() -> None:
+def test_views_show_what_the_lookup_drafted() -> None:
     steps = (
         Step(2, (5, 6), 2, (5, 6, 7), source="suffix"),
         Step(5, (8,), 1, (8, 9), source="draft_model"),
@@ -103,14 +103,14 @@ def test_views_show_what_was_copied() -> None:
     row = RowResult((1, 2), (5, 6, 7, 8, 9, 4), steps, "length", tuple("abcdef"), ((), (), ("x",)))
     result = GenerationResult("suffix+draft_model", [row], {}, None, 1.0, False, 3)
     html = result_view(result)
-    assert "<ins class=c>a<i></i>b</ins>" in html and "<ins>d</ins>" in html and "<ins class=c>copied</ins>" in html
+    assert "<ins class=c>a<i></i>b</ins>" in html and "<ins>d</ins>" in html and "<ins class=c>lookup</ins>" in html
     text = marked_text(result)
-    assert text.startswith("⟪ab⟫«c»⟦d⟧«e»‹f›") and "⟪copied⟫" in text
+    assert text.startswith("⟪ab⟫«c»⟦d⟧«e»‹f›") and "⟪lookup⟫" in text
     assert "accepted 3 of 4 drafted (75.0%; draft_model 1 of 1; suffix 2 of 3)" in text
     alone = GenerationResult(
         "suffix", [RowResult((1,), (5, 6), (Step(1, (5,), 1, (5, 6)),), "length", ("a", "b"))], {}, None, 1.0, False, 1
     )
-    assert "copied" not in result_view(alone) and "class=c>" not in result_view(alone)
+    assert "lookup" not in result_view(alone) and "class=c>" not in result_view(alone)
 
 
 # ---------------------------------------------------------------- the rule

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from functools import cache
 from pathlib import Path
@@ -21,6 +23,7 @@ from specnb.memory.memory import CONTEXT_TOKENS
 
 NEW = 24
 X = tiny.ids(0, 12)
+DRAFT = tiny.noisy(tiny.llama(), 0.02)
 
 
 @cache
@@ -211,6 +214,35 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         Memory.load(tmp_path / "no file")
 
 
+def test_what_is_no_memory_is_not_written_over(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    memory, other = Memory(), tmp_path / "notes.txt"
+    save_file({}, tmp_path / "weights", {"format": "pt"})
+    other.write_text("keep me")
+    for path, said in (
+        (tmp_path, "is a folder: give"),
+        (other, "not a specnb.Memory"),
+        (tmp_path / "weights", "not a"),
+    ):
+        with pytest.raises(OSError, match=said):
+            memory.save(path)
+    assert other.read_text() == "keep me" and len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(OSError, match="is a folder: give the file"):
+        Memory.load(tmp_path)
+
+
+def test_copies_and_pickles() -> None:
+    memory = Memory(max_tokens=50, tokenizer=tokenizer())
+    memory.add([5, 6, 7], prompt=[1])
+    for made in (copy.copy(memory), copy.deepcopy({"kept": memory})["kept"]):
+        assert (made.requests(), repr(made)) == (memory.requests(), repr(memory))
+        made.add([9])
+        assert memory.num_requests == 1 and made.num_requests == 2
+    with pytest.raises(TypeError, match="is not pickled: write it with save"):
+        pickle.dumps(memory)
+
+
 def saved(memory: Memory, folder: Path) -> Path:
     memory.save(folder / "memory.safetensors")
     return folder / "memory.safetensors"
@@ -272,18 +304,21 @@ def test_ids_that_the_model_does_not_know_are_not_drafted() -> None:
         ({"method": "suffix", "prediction": [1, 2.5]}, "must be a text, or the token ids"),
         ({"method": "suffix", "prediction": 7}, "must be a text, or the token ids"),
         ({"method": "suffix", "prediction": [1, 64]}, "prediction holds the id 64"),
-        ({"method": "suffix", "verification": "block"}, "unknown option 'verification'"),
+        ({"method": "suffix", "verification": "block"}, "no option verification; these have it: draft_model, "),
         ({"method": "suffix", "suffix_decoding_max_spec_factor": 0}, "suffix_decoding_max_spec_factor=0"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": 2}, "suffix_decoding_min_token_prob=2"),
         ({"method": "suffix", "suffix_decoding_max_tree_depth": 0}, "suffix_decoding_max_tree_depth=0"),
-        ({"prompt_lookup_num_tokens": 3, "memory": Memory()}, "asks for method 'prompt_lookup'"),
+        ({"prompt_lookup_num_tokens": 3, "memory": Memory()}, "but method 'prompt_lookup' drafts from neither"),
+        ({"assistant_model": DRAFT, "memory": Memory()}, "use method='suffix\\+draft_model'"),
+        ({"assistant_early_exit": 1, "prediction": [1]}, "use method='suffix\\+early_exit'"),
+        ({"method": "suffix", "assistant_model": DRAFT}, "choose 'suffix\\+draft_model' or 'draft_model'"),
         ({"method": "prompt_lookup", "suffix_decoding_max_tree_depth": 3}, "suffix_decoding_max_tree_depth"),
     ],
 )
 def test_refused_before_the_first_token(options: dict[str, Any], said: str) -> None:
     with no_forward(model()), pytest.raises(ValueError, match=said):
         spec(model(), X, max_new_tokens=4, **options)
-    if {"memory", "prediction"} & options.keys() and options.get("method") != "suffix":
+    if {"memory", "prediction", "assistant_model"} & options.keys():
         with pytest.raises(ValueError, match=said):
             model().generate(X, max_new_tokens=4, custom_generate=specnb.decoder(**options))
 

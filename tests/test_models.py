@@ -22,7 +22,7 @@ import transformers
 from huggingface_hub import errors as hub
 from tokenizers import normalizers
 
-from specnb.models import LoadError, PairCheck, check_pair, gguf, load, truncate
+from specnb.models import LoadError, PairCheck, check_pair, gguf, load, load_drafter, truncate
 from specnb.models import download_cache as cache
 from specnb.models import hub as hub_module
 from specnb.models import load as _load_function
@@ -319,6 +319,13 @@ def test_no_network_is_told_at_once_with_what_works_offline() -> None:
     assert caught.value.__cause__ is not None
     with pytest.raises(LoadError, match="Did you mean 'smollm2-135m'?"):
         load("smolm2-135m")
+
+
+def test_a_drafter_that_is_not_there_is_told_as_a_model_is(no_network: None) -> None:
+    with pytest.raises(LoadError, match="hub cannot be reached, and 'nope' is not in its cache"):
+        load_drafter("nope")
+    with pytest.raises(ValueError, match="the drafter must be a name or a path, not None"):
+        load_drafter(None)  # type: ignore[arg-type]
 
 
 def test_the_hub_is_in_sight_behind_a_proxy(no_network: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -564,9 +564,11 @@ def test_wrong_values_and_other_methods(capsys: Any) -> None:
     specnb.register_drafter("mine", Repeat, options=[specnb.Option("reach", int, 2, "how far", low=1)])
     with pytest.raises(ValueError, match=r"reach=0 is not valid: reach must be an int >= 1"):
         spec(MODEL, X, method="mine", reach=0, max_new_tokens=4)
-    with pytest.raises(ValueError, match=r"method 'mine': unknown option 'max_matching_ngram_size'"):
+    with pytest.raises(
+        ValueError, match=r"method 'mine' has no option max_matching_ngram_size; these have it: prompt_lookup"
+    ):
         spec(MODEL, X, method="mine", max_matching_ngram_size=2, max_new_tokens=4)
-    with pytest.raises(ValueError, match=r"method 'prompt_lookup': unknown option 'reach'"):
+    with pytest.raises(ValueError, match=r"method 'prompt_lookup' has no option reach; these have it: mine"):
         spec(MODEL, X, method="prompt_lookup", reach=2, max_new_tokens=4)
     with pytest.raises(ValueError, match=r"reach given, but nothing drafts"):
         spec(MODEL, X, reach=2, max_new_tokens=4)

@@ -7,11 +7,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaConfig
 
 import specnb
 from specnb.models.eagle3 import Eagle3Drafter
@@ -270,6 +272,32 @@ def test_an_interrupt_while_measuring_keeps_the_result(
     assert json.loads((tmp_path / "out" / "training.json").read_text())["comparison"] is None
 
 
+def test_an_error_of_on_progress_keeps_the_best(pair: specnb.Pair, tmp_path: Path) -> None:
+    def fail(progress: Progress) -> None:
+        if progress.part == "training":
+            raise RuntimeError("no page")
+
+    options = {**QUICK, "on_progress": fail, "steps": 2}
+    with pytest.raises(RuntimeError, match="no page") as error:
+        train_drafter(pair, texts=PROMPTS[:6], out=tmp_path / "out", **options)
+    partial = error.value.partial_result  # type: ignore[attr-defined]
+    assert isinstance(partial, TrainingResult) and not partial.finished
+    assert isinstance(specnb.load_drafter(tmp_path / "out"), Eagle3Drafter)
+
+
+def test_the_forecast_counts_new_answers_alone(tmp_path: Path) -> None:
+    run = training_run.Run(None, tmp_path, {"minutes": 1.0, "steps": None}, print)  # type: ignore[arg-type]
+    assert run._forecast(1000, 10.0, 1e9).startswith("10 tokens/s: about 1,240 tokens")
+    assert "about 1,100 tokens" in run._forecast(1000, 10.0, 1100)
+
+
+def test_three_layers_are_read_all_different_from_four_on() -> None:
+    for depth in range(1, 40):
+        layers = default_layers(SimpleNamespace(config=LlamaConfig(num_hidden_layers=depth)))  # type: ignore[arg-type]
+        assert len(layers) == 3 and list(layers) == sorted(layers) and layers[0] >= 1
+        assert layers[2] <= max(1, depth - 1) and (len(set(layers)) == 3) == (depth >= 4)
+
+
 def test_it_pays_only_if_something_is_accepted(trained: TrainingResult) -> None:
     assert trained.comparison is not None
     lucky = [
@@ -405,6 +433,12 @@ def test_other_kinds_of_targets(name: str, tmp_path: Path) -> None:
         ({"prompts": ["a", "b", " ", "d", "e"]}, "number 3 of 5 is empty"),
         ({"prompts": ["a", "b", 3, "d", "e"]}, "number 3 of 5 is a int"),
         ({"prompts": PROMPTS, "minutes": 0}, "minutes=0 is not valid: minutes must be a number > 0"),
+        (
+            {"prompts": PROMPTS, "minutes": 1, "steps": 2},
+            "minutes=1 and steps=2 given: training ends after one of them",
+        ),
+        ({"prompts": PROMPTS, "out": None}, "out=None names no folder"),
+        ({"prompts": PROMPTS, "out": ""}, "out='' names no folder"),
         ({"prompts": PROMPTS, "epochs": 3}, "unknown option 'epochs'"),
         ({"prompts": PROMPTS, "steps": 1.5}, "steps=1.5 is not valid: steps must be an int"),
         ({"prompts": PROMPTS, "draft_vocab_size": "all"}, "draft_vocab_size='all' is not valid"),

@@ -28,6 +28,7 @@ from specnb.call.method_selection import (
     configs_in_order,
     is_requested,
     method_name,
+    methods_for,
     options_in_config,
     select_method,
     specnb_options,
@@ -120,7 +121,7 @@ def generate(
             top_logprobs=BY_NAME["top_logprobs"].check(top_logprobs),
             remembered=MemoryArguments(memory, prediction),
         )
-        method = custom_generate.remembered.method if method is None else method
+        method = custom_generate.remembered.method(assistant_model, options) if method is None else method
         return _check_arguments(model, inputs, method, dict(options), custom_generate)
 
 
@@ -222,10 +223,11 @@ def decoder(
 ) -> CustomGenerate:
     """specnb's decoding as a callable: `model.generate(**inputs, custom_generate=specnb.decoder(...))`.
 
-    For code, or a pipeline, that calls `generate()` itself. Give here what `generate()` does not pass on to a callable:
-    the assistant, tokenizers, streamer and stop strings; all else goes to `generate()`. Drafting options may be given
-    here or there; those of the `generate()` call take precedence. `.result` of the decoder is the `GenerationResult` of
-    the last call.
+    For code, or a pipeline, that calls `generate()` itself. `assistant_model`, `assistant_tokenizer`, `tokenizer`,
+    `streamer` and `stop_strings` must be given here: `generate()` does not hand them on to a callable. (It refuses stop
+    strings, asking for a tokenizer, and drops tokenizers; a streamer or an assistant given there is refused here.) All
+    else goes to `generate()`. Drafting options may be given here or there; those of the `generate()` call take
+    precedence. `.result` of the decoder is the `GenerationResult` of the last call.
 
     With `return_dict_in_generate`, scores, logits and cache are those that `generate()` returns. The cache is a
     DynamicCache that holds all tokens but the last, ready for the next turn; None if rows were padded or ended at
@@ -236,7 +238,8 @@ def decoder(
         options: drafting options. The other arguments are those of `specnb.generate`.
 
     Raises:
-        ValueError: an unknown method or option, or a wrong value.
+        ValueError: an unknown method or option, or a wrong value. When it is called: a streamer or an assistant that
+            was given to `generate()`.
     """
     assistant_model, assistant_tokenizer = unwrap_model("assistant_model", assistant_model, assistant_tokenizer)
     if method is not None and not isinstance(method, Method):
@@ -246,11 +249,16 @@ def decoder(
         if name not in known:
             raise ValueError(unknown("option", name, known) + " Give other options to generate() itself.")
     if assistant_model is not None and method is not None and not takes_assistant(method_name(method)):
-        raise ValueError(f"method {method_name(method)!r} does not use assistant_model=; leave it out.")
+        use = methods_for(drafters.drafter_kind(assistant_model) or "draft_model", str(method_name(method)))
+        raise ValueError(
+            f"method {method_name(method)!r} does not use assistant_model=: choose {' or '.join(map(repr, use))}, or "
+            "leave it out."
+        )
     bound = check_values(options)
     remembered = MemoryArguments(memory, prediction)
+    remembered.check(method_name(method))
     return CustomGenerate(
-        method=remembered.method if method is None and assistant_model is None else method,
+        method=remembered.method(assistant_model, options) if method is None else method,
         remembered=remembered,
         options=bound,
         assistant_model=assistant_model,

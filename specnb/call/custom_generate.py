@@ -112,7 +112,8 @@ class CustomGenerate:
             sample = bool(generation_config.do_sample)
             selected, sources = self._selected_method(method, requested, generation_config, model, assistant)
             selected = drafters.with_defaults(selected, model, sample, self.assistant_model)
-            self.remembered.check(selected.name, self.tokenizer)
+            self.remembered.check(selected.name)
+            self.remembered.bind(self.tokenizer)
             seed = self.seed if seed is None else BY_NAME["seed"].check(seed)
             if sample and seed is None:
                 seed = int.from_bytes(os.urandom(4), "little")
@@ -232,6 +233,7 @@ class CustomGenerate:
     ) -> str | None:
         """Run the checks that need no decoding; returns the method that the assistant model is for."""
         assistant = self.assistant_method
+        unsupported.check_handed_on()
         peft_adapters.check_adapters(model)
         if assistant == _UNCHECKED:
             unsupported.check_model(model, model_kwargs)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specnb.call.method_selection import is_requested
 from specnb.decoding.contracts import Row
 from specnb.memory import Memory
-from specnb.options import parts_of
+from specnb.options import ASKED_BY, MODEL_DRAFTERS, parts_of
 from specnb.text import text_tokenizer
 
 Prediction: TypeAlias = str | Sequence[int] | Tensor | None
@@ -24,36 +25,46 @@ class MemoryArguments:
     Args:
         memory: past requests.
         prediction: a text or token ids that the output will be similar to.
+
+    Raises:
+        ValueError: the memory is not one.
     """
 
     memory: Memory | None = None
     prediction: Prediction = None
 
-    @property
-    def method(self) -> str | None:
-        """The method of a call that names none: "suffix" if there is anything to draft from."""
-        return None if self.memory is None and self.prediction is None else "suffix"
-
-    def check(self, method: str, tokenizer: Any) -> None:
-        """Check both for a call, and bind the memory to its tokenizer.
-
-        Raises:
-            ValueError: the method uses neither, the memory is of another tokenizer, or of the wrong type.
-        """
-        given = [name for name in ("memory", "prediction") if getattr(self, name) is not None]
-        if given and "suffix" not in parts_of(method):
-            raise ValueError(
-                f"{'= and '.join(given)}= given, but method {method!r} drafts from neither a memory nor a prediction: "
-                f"use method='suffix', or leave {'it' if len(given) == 1 else 'them'} out."
-            )
-        if self.memory is None:
-            return
-        if not isinstance(self.memory, Memory):
+    def __post_init__(self) -> None:
+        if self.memory is not None and not isinstance(self.memory, Memory):
             raise ValueError(
                 f"memory must be a specnb.Memory, not a {type(self.memory).__name__}: specnb.Memory.load(FILE) reads "
                 "one."
             )
-        if tokenizer is not None:
+
+    def method(self, assistant_model: Any, options: Mapping[str, Any]) -> str | None:
+        """The method of a call that names none: "suffix" if there is a text to draft from and nothing else drafts.
+
+        Args:
+            assistant_model: the call's draft model.
+            options: the call's options, of which some ask for a method.
+        """
+        asked = assistant_model is not None or any(is_requested(options.get(name)) for name in ASKED_BY)
+        return None if asked or (self.memory is None and self.prediction is None) else "suffix"
+
+    def check(self, method: str | None) -> None:
+        """Raise ValueError if a method uses neither; None is a method that is not known yet."""
+        given = [name for name in ("memory", "prediction") if getattr(self, name) is not None]
+        if not given or method is None or "suffix" in parts_of(method):
+            return
+        model = parts_of(method)[-1]
+        use = f"suffix+{model}" if model in MODEL_DRAFTERS else "suffix"
+        raise ValueError(
+            f"{'= and '.join(given)}= given, but method {method!r} drafts from neither a memory nor a prediction: "
+            f"use method={use!r}, or leave {'it' if len(given) == 1 else 'them'} out."
+        )
+
+    def bind(self, tokenizer: Any) -> None:
+        """Tell the memory which tokenizer its tokens are of. Raises ValueError if it holds tokens of another."""
+        if self.memory is not None and tokenizer is not None:
             self.memory.bind(tokenizer)
 
     def for_drafter(self, tokenizer: Any, model: PreTrainedModel) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from specnb import compat
 from specnb.options import (
     ASKED_BY,
     BY_NAME,
+    LOOKUPS,
     Method,
     Option,
     all_options,
@@ -44,6 +45,19 @@ def specnb_options() -> set[str]:
 def takes_assistant(method: str | None) -> bool:
     """Whether a method is one for an assistant model; False for a name that no method has."""
     return method in selectable_methods() and "assistant_model" in method_info(str(method)).needs
+
+
+def methods_for(assistant: str, asked: str) -> list[str]:
+    """The methods nearest to the one asked for that use an assistant model.
+
+    Args:
+        assistant: the method that the assistant model is for.
+        asked: a method that does not use it.
+    """
+    lookup, *model = parts_of(asked)
+    if lookup not in LOOKUPS:
+        return [assistant]
+    return [f"{lookup}+{assistant}"] if model else [f"{lookup}+{assistant}", assistant]
 
 
 class SelectedMethod(NamedTuple):
@@ -136,7 +150,7 @@ def select_method(
     if assistant and model not in (assistant, "universal" if assistant == "draft_model" else assistant):
         raise ValueError(
             f"the draft model (assistant_model=) is for method {assistant!r}, but the method asked for is {name!r}: "
-            f"choose {assistant!r}, or leave the draft model out."
+            f"choose {' or '.join(map(repr, methods_for(assistant, name)))}, or leave the draft model out."
         )
     if "assistant_model" in info.needs and not assistant:
         raise ValueError(f"method {name!r} needs assistant_model=: {info.help}.")

@@ -167,6 +167,19 @@ def check_option_names(model: PreTrainedModel, options: Mapping[str, Any]) -> No
             raise ValueError(f"unknown option {name!r}. Did you mean {near[0]!r}?")
 
 
+def check_handed_on() -> None:
+    """Raise ValueError for an argument that transformers' `generate()` keeps from its `custom_generate` callable."""
+    given = compat.not_handed_on()
+    if not given:
+        return
+    if callable(end := getattr(given.get("streamer"), "end", None)):
+        end()  # a thread that reads from it would wait for ever
+    raise ValueError(
+        f"{'= and '.join(given)}= given to generate(), which does not hand it on to custom_generate: give it to "
+        "specnb.decoder() instead, as well as tokenizer=, assistant_tokenizer= and stop_strings=."
+    )
+
+
 def check_model(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
     """Raise ValueError for a model or an input that specnb cannot decode.
 

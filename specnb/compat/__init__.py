@@ -191,6 +191,22 @@ def given_by_caller(past: Any) -> bool:
     return bool(getattr(past, "_is_user_defined", False))
 
 
+_NOT_HANDED_ON = ("streamer", "assistant_model")
+
+
+def not_handed_on() -> dict[str, Any]:
+    """Arguments that the running `generate()` was given and does not hand on to its `custom_generate` callable.
+
+    They are found among its local variables, for a message only: nothing is found where transformers renames them.
+    """
+    code = getattr(inspect.unwrap(GenerationMixin.generate), "__code__", None)
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    given = {} if frame is None else frame.f_locals
+    return {name: given[name] for name in _NOT_HANDED_ON if given.get(name) is not None}
+
+
 def own_method(model: PreTrainedModel, name: str) -> Callable[..., Any] | None:
     """A model's own version of a method of GenerationMixin, on the class; None where it is the standard one."""
     standard = getattr(GenerationMixin, name, None)

@@ -26,8 +26,9 @@ class Draft(NamedTuple):
 
     Args:
         tokens: the proposed token ids; empty for a step of plain decoding.
-        probs: `[k, vocab]`, float, on the target's device: row i is the distribution that token i was *sampled* from.
-            None if the tokens were chosen (an argmax, a copy): a point mass.
+        probs: `[k, vocab]`, float32 (a registered drafter may give float64), on the target's device: row i is the
+            distribution that token i was *sampled* from. None if the tokens were chosen (an argmax, a lookup): a
+            point mass.
         match_length: number of matched tokens in prompt lookup and suffix decoding, for the schedule; 0 for other
             drafters.
         lookahead_token: the token that would have come next, if the drafter knows it at no cost.

@@ -8,6 +8,7 @@ from itertools import accumulate
 from operator import mul
 
 from specnb.decoding.contracts import Schedule
+from specnb.decoding.draft_cost import DraftCost
 from specnb.trace import Step
 
 
@@ -43,10 +44,10 @@ class Adaptive:
     A step with k drafted tokens yields 1 + a1 + a1 a2 + ... + a1...ak expected tokens (Leviathan et al. 2211.17192,
     section 3.1, with an acceptance rate a_i per position) in the time of k draft tokens and of a target pass over k + 1
     tokens. Acceptance rates are kept by position and by match_length, and older steps count less. The time of block
-    sizes that have not been measured is interpolated. Where the target has running states, a rejected draft also costs
-    a longer next pass. While plain decoding looks best, a draft is tried from time to time, less often if it did not
-    help. No such trial is needed in prompt lookup, which reports its `lookahead_token`, and in suffix decoding, which
-    knows how often its drafts would have been accepted.
+    sizes that have not been measured is estimated from the others. Where the target has running states, a rejected
+    draft also costs a longer next pass. While plain decoding looks best, a draft is tried from time to time, less often
+    if it did not help. No such trial is needed in prompt lookup, which reports its `lookahead_token`, and in suffix
+    decoding, which knows how often its drafts would have been accepted.
 
     Args:
         k: the length of the first draft, or more as far as all of it is more likely to be accepted than not.
@@ -59,7 +60,7 @@ class Adaptive:
         self.k = k
         self.max_length = max(k, self.MAX_LENGTH)
         self.verify_seconds: dict[int, float] = {}  # by block size
-        self.draft_seconds: float | None = None  # per drafted token
+        self.draft_cost = DraftCost()
         self.drafted: dict[tuple[int, int], float] = defaultdict(float)  # by match_length and position
         self.accepted: dict[tuple[int, int], float] = defaultdict(float)
         self.steps = self.drafting_steps = 0
@@ -75,7 +76,7 @@ class Adaptive:
             return max(self.k, min(probable, self.max_length))
         best = self._best(self.acceptance(match_length) if acceptance is None else iter(acceptance))
         if best == 0 and acceptance is None and self.plain_steps >= self.probe_after and not self.knows_lookahead:
-            return max(1, self.k // 2)
+            return 1 if self.replays else max(1, self.k // 2)
         return best
 
     def update(self, step: Step) -> None:
@@ -92,10 +93,12 @@ class Adaptive:
             return
         self.drafting_steps += 1
         if self.drafting_steps > 1:  # so does the first draft
-            self.draft_seconds = _moving_average(self.draft_seconds, step.draft_seconds / k)
-        if self.plain_steps:
-            self.probe_after = self.FIRST_PROBE if step.accepted else min(2 * self.probe_after, self.LAST_PROBE)
-            self.plain_steps = 0
+            self.draft_cost.add(k, step.draft_seconds)
+        if step.accepted:
+            self.probe_after = self.FIRST_PROBE
+        elif self.plain_steps >= self.probe_after:
+            self.probe_after = min(4 * self.probe_after, self.LAST_PROBE)
+        self.plain_steps = 0
         for i in range(min(step.accepted + 1, k)):
             self.count(step.match_length, i, i < step.accepted)
 
@@ -104,7 +107,10 @@ class Adaptive:
         self.steps += 1
         if self.steps > 1:  # the first pass includes the prompt
             size = len(step.drafted) + 1 + step.replayed_tokens
-            self.verify_seconds[size] = _moving_average(self.verify_seconds.get(size), step.verify_seconds)
+            known = self.verify_seconds
+            known[size] = _moving_average(known.get(size), step.verify_seconds)
+            # a smaller pass is not slower: what held one up does not count once a larger one was faster
+            known.update({smaller: min(known[smaller], known[size]) for smaller in known if smaller < size})
         self.replays |= step.replayed_tokens > 0
         self.pending = step.replayed_tokens + len(step.emitted) if self.replays and step.rejected else 0
 
@@ -125,9 +131,7 @@ class Adaptive:
                 reached *= rate
                 tokens += reached
             size = k + 1 + self.pending
-            seconds = max(
-                self.pass_seconds(size) + k * (self.draft_seconds or 0.0), 1e-9
-            )  # a coarse clock may measure 0
+            seconds = max(self.pass_seconds(size) + self.draft_cost.seconds(k), 1e-9)  # a coarse clock may measure 0
             if self.replays and k:
                 seconds += (1 - reached) * max(0.0, self.pass_seconds(size + round(tokens)) - self.pass_seconds(size))
             if tokens / seconds > highest:
@@ -148,16 +152,22 @@ class Adaptive:
             yield (accepted + self.PRIOR_WEIGHT * pooled) / (drafted + self.PRIOR_WEIGHT)
 
     def pass_seconds(self, size: int) -> float:
-        """Seconds of a pass over `size` tokens: measured, or interpolated between the nearest measured sizes."""
-        if size in self.verify_seconds:
-            return self.verify_seconds[size]
-        below = max((s for s in self.verify_seconds if s < size), default=None)
-        above = min((s for s in self.verify_seconds if s > size), default=None)
-        if below is None or above is None:
-            near = self.verify_seconds[below if below is not None else above]  # type: ignore[index]
-            return near * (1 + 0.02 * (size - (below or 0))) if above is None else near
-        share = (size - below) / (above - below)
-        return self.verify_seconds[below] + share * (self.verify_seconds[above] - self.verify_seconds[below])
+        """Seconds of a pass over `size` tokens: measured, or on the line through the nearest measured sizes.
+
+        Beyond these, a token costs what it does between the smallest and the largest of them, drawn towards 2 %.
+        """
+        known = self.verify_seconds
+        if size in known:
+            return known[size]
+        low, high = min(known), max(known)
+        near = low if size < low else high
+        if low < size < high:
+            near = low = max(s for s in known if s < size)
+            high = min(s for s in known if s > size)
+            slope = (known[high] - known[low]) / (high - low)
+        else:
+            slope = (max(0.0, known[high] - known[low]) + 0.02 * known[near]) / (high - low + 1)
+        return max(known[near] + slope * (size - near), known[near] * min(1.0, size / near))
 
 
 def _moving_average(old: float | None, new: float) -> float:

@@ -1,7 +1,7 @@
 """The verifiers decide which drafted tokens are kept. Each is a few pure functions of tensors and a thin sampler.
 
 p is the target's distribution at a drafted position, q the one that the drafted token x was drawn from; both `[vocab]`.
-q is None if x was chosen and not drawn (an argmax, a copied token): a point mass at x.
+q is None if x was chosen and not drawn (an argmax, a token from a lookup): a point mass at x.
 """
 
 from __future__ import annotations

@@ -47,6 +47,12 @@ def check_method(method: str, model: PreTrainedModel) -> None:
         )
 
 
+def drafter_kind(assistant_model: PreTrainedModel | None) -> str | None:
+    """The method of an assistant model that can serve no other, by its class; None for an ordinary model."""
+    kinds = {"eagle3": is_eagle3, "dflash": is_dflash, "gemma4_assistant": is_gemma4_assistant}
+    return next((name for name, fits in kinds.items() if assistant_model is not None and fits(assistant_model)), None)
+
+
 def assistant_method(
     model: PreTrainedModel, assistant_model: PreTrainedModel | None, tokenizer: Any, assistant_tokenizer: Any
 ) -> str | None:
@@ -61,13 +67,7 @@ def assistant_method(
     fit = check_pair(model, tokenizer, assistant_model, assistant_tokenizer)
     if assistant_model is None:
         return None
-    if is_eagle3(assistant_model):
-        return "eagle3"
-    if is_dflash(assistant_model):
-        return "dflash"
-    if is_gemma4_assistant(assistant_model):
-        return "gemma4_assistant"
-    return "universal" if fit.tokenizers == "different" else "draft_model"
+    return drafter_kind(assistant_model) or ("universal" if fit.tokenizers == "different" else "draft_model")
 
 
 def with_defaults(

@@ -209,7 +209,9 @@ class RegisteredDrafter:
         if list(probs.shape) != wanted:
             self._fail(f"probs has the shape {list(probs.shape)}, not [drafted tokens, vocab_size] = {wanted}")
         if probs.dtype not in (torch.float32, torch.float64):
-            self._fail(f"probs is {probs.dtype}, which is not exact enough: give float32")
+            self._fail(
+                f"probs is {probs.dtype}, where float32 or float64 is needed: half precision is not exact enough"
+            )
         if probs.device != device:
             self._fail(f"probs is on {probs.device}, and the target on {device}: make it on context.device")
         return probs.detach().float()

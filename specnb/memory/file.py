@@ -13,10 +13,18 @@ FORMAT = "specnb.Memory/1"
 
 
 def write(path: Path, requests: Sequence[Sequence[int]], identity: TokenizerIdentity | None, max_tokens: int) -> None:
-    """Write requests to a file. It is replaced at once, so that an interrupt leaves no half of it."""
+    """Write requests to a file. It is replaced at once, so that an interrupt leaves no half of it.
+
+    Raises:
+        OSError: it cannot be written, or is there and not a memory.
+    """
     import numpy
     from safetensors.numpy import save
 
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: give the name of a file, such as {path / 'memory.safetensors'}.")
+    if path.exists() and not _is_memory(path):
+        raise FileExistsError(f"{path} is there and is not a specnb.Memory: give another name, or remove it first.")
     tensors = {
         "tokens": numpy.asarray([token for ids in requests for token in ids], dtype=numpy.int64),
         "lengths": numpy.asarray([len(ids) for ids in requests], dtype=numpy.int64),
@@ -33,6 +41,16 @@ def write(path: Path, requests: Sequence[Sequence[int]], identity: TokenizerIden
         raise
 
 
+def _is_memory(path: Path) -> bool:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return str((file.metadata() or {}).get("format", "")).startswith(FORMAT.partition("/")[0] + "/")
+    except (SafetensorError, OSError):
+        return False
+
+
 def read(path: Path) -> tuple[list[list[int]], TokenizerIdentity | None, int]:
     """Read requests, the tokenizer's identity and the limit from a file.
 
@@ -42,6 +60,8 @@ def read(path: Path) -> tuple[list[list[int]], TokenizerIdentity | None, int]:
     """
     from safetensors import SafetensorError, safe_open
 
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: give the file that Memory.save wrote.")
     path.stat()  # a missing file is an OSError of its own
     try:
         with safe_open(path, framework="numpy") as file:

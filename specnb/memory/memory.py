@@ -68,6 +68,21 @@ class Memory:
         of = f", tokenizer {self.tokenizer_name}" if self.tokenizer_name else ""
         return f"Memory({self.num_tokens:,} of {self.max_tokens:,} tokens in {self.num_requests:,} requests{of})"
 
+    def __copy__(self) -> Memory:
+        """Another memory with the same requests; each then goes its own way."""
+        with self._lock:
+            other, requests = type(self)(self.max_tokens), self.requests()
+            other._identity = self._identity
+        for ids in requests:
+            other._add(ids)
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Memory:
+        return self.__copy__()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a specnb.Memory is not pickled: write it with save(FILE), and read it with Memory.load(FILE).")
+
     # ---- content
     def bind(self, tokenizer: Any) -> None:
         """Say which tokenizer the tokens are of.
@@ -135,10 +150,10 @@ class Memory:
         """Write the memory to a file in the safetensors format: token ids, and no code.
 
         Args:
-            path: of the file. An existing one is replaced.
+            path: of the file. A memory that is there is replaced.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: it cannot be written, or something else is there.
         """
         with self._lock:
             requests, identity = self.requests(), self._identity

@@ -36,6 +36,18 @@ def _kind(raw: Mapping[str, Any]) -> str | None:
     return "dflash" if is_dflash_config(raw) else "eagle3" if is_eagle3_config(raw) else None
 
 
+def not_a_drafter(name: str, place: str, local: bool) -> LoadError:
+    """The error about a model that `read_drafter` found to be none: it cannot be read, or is of another kind."""
+    from specnb.models.eagle3_files import read_config
+
+    try:
+        with load_errors(name, from_hub=not local):
+            read_config(place, **hub_options(local))
+    except LoadError as error:
+        return error
+    return LoadError(f"{name!r} is no EAGLE-3 or DFlash drafter: load other models with specnb.load.")
+
+
 def read_drafter(name: str, place: str, local: bool, dtype: Any, device: Any) -> Any:
     """Load a drafter; None if the checkpoint is not one.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specnb.models import folder, gguf
-from specnb.models.drafter import drafter_kind, read_drafter
+from specnb.models.drafter import drafter_kind, not_a_drafter, read_drafter
 from specnb.models.errors import LoadError, load_errors, unknown_name
 from specnb.models.hub import hub_options
 from specnb.models.lock import LOADING
@@ -177,12 +177,14 @@ def load_drafter(name_or_path: str | os.PathLike[str], *, dtype: Any = "auto", d
         LoadError: it cannot be loaded, or is no such drafter.
         ValueError: an argument is not valid.
     """
+    if not isinstance(name_or_path, str | os.PathLike):
+        raise ValueError(f"the drafter must be a name or a path, not {_describe_value(name_or_path)}.")
     _check_devices(device_map)
     origin = _locate(os.fspath(name_or_path), None)
     with LOADING:
         drafter = read_drafter(origin.name, origin.place, origin.local, _dtype(dtype), device_map)
     if drafter is None:
-        raise LoadError(f"{origin.name!r} is no EAGLE-3 or DFlash drafter: load other models with specnb.load.")
+        raise not_a_drafter(origin.name, origin.place, origin.local)
     return drafter
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 _MAGICS = {
@@ -22,6 +23,15 @@ _KEYS = (
 _CLASS = "SpecMagics"
 
 
+_HELP_ALONE = re.compile(rf"%(%({'|'.join(_MAGICS['cell'])})\b.*\s(-h|--help))\s*")
+
+
+def help_alone(lines: list[str]) -> list[str]:
+    """Make a line magic of a cell magic that only asks for help: IPython refuses a cell magic without a body."""
+    match = _HELP_ALONE.fullmatch("".join(lines))
+    return lines if match is None else [match[1]]
+
+
 def load_ipython_extension(ip: Any) -> None:
     """Register the magics, their completions, and the hooks that keep cells as typed. Calling it again is safe."""
     from specnb.notebook.magics import SpecMagics
@@ -31,6 +41,7 @@ def load_ipython_extension(ip: Any) -> None:
         print(f"{refused} was refused, so it is left out.")
     magics = SpecMagics(ip)
     ip.register_magics(magics)
+    ip.input_transformers_cleanup.append(help_alone)
     ip.events.register("pre_run_cell", magics.remember_cell)
     ip.events.register("post_run_cell", magics.forget_cell)
     for key in _KEYS:
@@ -74,6 +85,8 @@ def unload_ipython_extension(ip: Any) -> None:
             manager.magics[kind].pop(name, None)
     if magics in ip.configurables:
         ip.configurables.remove(magics)
+    if help_alone in ip.input_transformers_cleanup:
+        ip.input_transformers_cleanup.remove(help_alone)
     for event, callback in (("pre_run_cell", magics.remember_cell), ("post_run_cell", magics.forget_cell)):
         if callback in ip.events.callbacks[event]:
             ip.events.unregister(event, callback)

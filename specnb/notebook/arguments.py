@@ -78,8 +78,8 @@ def specgen_parser() -> Parser:
         type=_method,
         metavar="NAME",
         help=(
-            f"{', '.join(method_names())}, or a lookup with a model drafter, such as suffix+draft_model; default: the "
-            f"one that fits the draft model, or {METHOD_WITHOUT_DRAFT_MODEL} without a draft model"
+            f"{', '.join(method_names())}, or a lookup with a model drafter, such as suffix+draft_model or "
+            f"suffix+eagle3; default: the one that fits the draft model, or {METHOD_WITHOUT_DRAFT_MODEL} without one"
         ),
     )
     own.add_argument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specnb.options import MODEL_DRAFTERS, method_info, method_names, parts_of
+from specnb.options import MODEL_DRAFTERS, method_names, parts_of
 
 _NO_DRAFT = "there is no draft model: load the pair with one (%specload NAME --assistant OTHER)"
 
@@ -44,7 +44,7 @@ def available_methods(pair: Any) -> dict[str, str | None]:
         why = str(error)
     for name in reasons:
         if takes_assistant(name) and name != fitting:
-            reasons[name] = why if fitting is None else _OTHER_METHOD[name].format(method_info(fitting).title)
+            reasons[name] = why if fitting is None else _OTHER_METHOD[name].format(fitting)
     hybrids = [f"suffix+{name}" for name in MODEL_DRAFTERS if name != "early_exit" and reasons[name] is None]
     return reasons | dict.fromkeys(hybrids)
 
@@ -59,9 +59,9 @@ def reason_against(reasons: Mapping[str, str | None], method: str) -> str | None
 
 
 _OTHER_METHOD = {
-    "draft_model": "the draft model is of another kind or has another tokenizer; the method for it is {}",
-    "universal": "the draft model has the target's tokenizer or reads its states; the method for it is {}",
-    "eagle3": "the draft model is not an EAGLE-3 drafter; the method for it is {}",
-    "dflash": "the draft model is not a DFlash drafter; the method for it is {}",
-    "gemma4_assistant": "the draft model is not a Gemma 4 assistant; the method for it is {}",
+    "draft_model": "the draft model is of another kind or has another tokenizer; it is for {0} and suffix+{0}",
+    "universal": "the draft model has the target's tokenizer or reads its states; it is for {0} and suffix+{0}",
+    "eagle3": "the draft model is not an EAGLE-3 drafter; it is for {0} and suffix+{0}",
+    "dflash": "the draft model is not a DFlash drafter; it is for {0} and suffix+{0}",
+    "gemma4_assistant": "the draft model is not a Gemma 4 assistant; it is for {0} and suffix+{0}",
 }

@@ -31,7 +31,7 @@ class TrainingPage:
 
     def progress(self, progress: Any) -> None:
         """Show a `Progress`."""
-        left = progress.remaining_seconds
+        left = None if progress.done else progress.remaining_seconds
         text = progress.message + ("" if left is None else f" \u00b7 {time_left(left)}")
         if self._handle is not None:
             self._handle.update(ProgressLine(text))
@@ -44,7 +44,7 @@ class TrainingPage:
             return
         if self._handle is not None:
             self._handle.update(ProgressLine(result.verdict))
-        else:
+        elif self._notebook:  # in a terminal, the last message said it
             print(result.verdict)
         if self._notebook:
             display(result.plot())

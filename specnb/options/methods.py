@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -56,14 +56,14 @@ _METHODS = (
     MethodInfo(
         name="prompt_lookup",
         title="Prompt lookup",
-        help="copies what followed the same words earlier in prompt and output",
+        help="drafts what followed the same words earlier in prompt and output",
         source="Saxena 2023, prompt lookup decoding",
         defaults={"num_assistant_tokens": 10},
     ),
     MethodInfo(
         name="suffix",
         title="Suffix decoding",
-        help="copies what followed the same words in prompt, output and past outputs, as far as it is likely",
+        help="drafts what followed the same words in prompt, output and past outputs, as far as it is likely",
         source="Oliaro et al. 2411.04975",
         defaults={"num_assistant_tokens": 10},
     ),
@@ -174,7 +174,7 @@ def _hybrid_info(name: str) -> MethodInfo:
     return MethodInfo(
         name=name,
         title=f"{first.title} + {second.title.lower()}",
-        help=f"{first.help}; where that promises less, {second.help}",
+        help=f"{first.help}; where fewer tokens are expected of that, {second.help}",
         source=f"{first.source}; {second.source}",
         needs=second.needs,
         defaults={**first.defaults, "num_assistant_tokens": default("num_assistant_tokens", model)},
@@ -231,6 +231,19 @@ def methods_with(option: Option) -> list[str]:
     return [*option.methods, *registered] if option.methods else method_names()
 
 
+def _not_an_option(option: str, method: str, known: Iterable[str]) -> str:
+    """The error message for a drafting option that a method does not have."""
+    found = next((one for one in all_options() if one.name == option), None)
+    if found is None:
+        return f"method {method!r}: {unknown('option', option, known)}"
+    if found.group != "drafting":
+        return f"{option} is not an option of a method: give it to generate()."
+    return (
+        f"method {method!r} has no option {option}; these have it: {', '.join(methods_with(found))}. Leave it out, or "
+        "choose one of them."
+    )
+
+
 def default(option: str, method: str) -> Any:
     """The default of an option for a method.
 
@@ -282,7 +295,7 @@ class Method:
         info, own = method_info(name), drafting_options(name)
         for key in options:
             if key not in own:
-                raise ValueError(f"method {name!r}: " + unknown("option", key, own))
+                raise ValueError(_not_an_option(key, name, own))
         for need in info.needs:
             if need in own and options.get(need) is None:
                 raise ValueError(f"method {name!r} needs {need}=: {own[need].help}.")

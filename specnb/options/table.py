@@ -7,9 +7,9 @@ from specnb.options.option import Option
 MODEL_DRAFTERS = ("draft_model", "early_exit", "mtp_layers", "eagle3", "dflash", "gemma4_assistant", "universal")
 """The methods that draft with a model."""
 LOOKUPS = ("prompt_lookup", "suffix")
-"""The methods that copy."""
+"""The methods that draft from the text or a memory, without a model."""
 NOT_OF_HYBRIDS = ("assistant_ensemble_weight",)
-"""Options that a hybrid does not have, although its model drafter does: copies have no probabilities to mix."""
+"""Options of its model drafter that a hybrid does not have: tokens from a lookup have no probabilities to mix."""
 _DRAFTERS = (*MODEL_DRAFTERS, *LOOKUPS)
 
 OPTIONS: tuple[Option, ...] = (
@@ -30,7 +30,7 @@ OPTIONS: tuple[Option, ...] = (
         help=(
             "how the draft length changes from step to step: constant; heuristic (+2 when all drafted tokens were "
             "accepted, else -1; heuristic_transient is the same, since every call starts afresh); or adaptive (the "
-            "length that promises the most tokens per second, from measured costs and acceptance). Left out: constant "
+            "length with the most expected tokens per second, from measured costs and acceptance). Left out: constant "
             "where num_assistant_tokens is given anywhere or drafts are sampled; else heuristic in half precision "
             "(where block sizes may break ties differently, so that with adaptive the text would depend on timing); "
             "else adaptive"

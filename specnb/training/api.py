@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from specnb.training.arguments import as_texts, check_settings, split
+from specnb.training.arguments import as_folder, as_texts, check_settings, split
 from specnb.training.option_types import TrainingOptions
 from specnb.training.result import Progress, TrainingResult
 from specnb.training.run import Run
@@ -62,13 +61,14 @@ def train_drafter(
         ValueError: an argument is not valid, there are too few prompts, `out` holds something else, held-out texts have
             tokens that the others do not have, or the loss is not a number any more.
         OSError: the disk is full.
-        KeyboardInterrupt: with the result so far as `.partial_result`; the best drafter so far is in `out`.
+        KeyboardInterrupt: with the result so far as `.partial_result`; the best drafter so far is in `out`. Errors of
+            `on_progress` likewise.
     """
-    settings = check_settings(options) | {"chat": chat}
+    settings, folder = check_settings(options) | {"chat": chat}, as_folder(out)
     asked, given = as_texts("prompts", prompts), as_texts("texts", texts)
     testing, asked, given = split(asked, given, held_out, settings["seed"])
     report = on_progress or (lambda progress: print(progress.message, flush=True))
-    run = Run(pair, Path(out), settings, report, keep_states, cancel)
+    run = Run(pair, folder, settings, report, keep_states, cancel)
     try:
         return run.train(asked, given, testing, resume)
     except KeyboardInterrupt as stop:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,18 @@ def check_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """All settings: the options that were given, checked, and the defaults of the others.
 
     Raises:
-        ValueError: there is no such option, or a value is out of bounds.
+        ValueError: there is no such option, a value is out of bounds, or both minutes and steps are given.
     """
     known = {option.name: option for option in TRAINING_OPTIONS}
     for name in options:
         if name not in known:
             raise ValueError(f"train_drafter: {unknown('option', name, known)}")
     given = {name: value for name, value in options.items() if value is not None}
+    if {"minutes", "steps"} <= given.keys():
+        raise ValueError(
+            f"minutes={given['minutes']!r} and steps={given['steps']!r} given: training ends after one of them, give "
+            "that one."
+        )
     return {name: option.check(given[name]) if name in given else option.default for name, option in known.items()}
 
 
@@ -61,6 +67,13 @@ def split(prompts: list[str], texts: list[str], held_out: Any, seed: int) -> tup
         testing = [source[i] for i in sorted(order[:count])]
     left = set(testing)
     return testing, [one for one in prompts if one not in left], [one for one in texts if one not in left]
+
+
+def as_folder(out: Any) -> Path:
+    """The drafter's folder. Raises ValueError if it is not named."""
+    if not isinstance(out, str | os.PathLike) or not os.fspath(out):
+        raise ValueError(f"out={out!r} names no folder for the drafter: give one, such as out='my-drafter'.")
+    return Path(out)
 
 
 def check_folder(out: Path, resume: bool) -> None:

@@ -22,10 +22,16 @@ _PROPOSED = 3  # tokens, as the default of servers
 
 
 def default_layers(model: PreTrainedModel) -> tuple[int, ...]:
-    """The target's layers that a drafter reads: 2, n // 2 and n - 3 of n, or those nearest in a shallow target."""
+    """The three layers of the target that a drafter reads: 2, n // 2 and n - 3 of n.
+
+    A target with fewer than seven layers has other ones, all different, since vLLM reads three different ones. With
+    fewer than four layers some come twice; vLLM has no place for such a drafter.
+    """
     depth = int(model.config.get_text_config(decoder=True).num_hidden_layers)
-    last = max(1, depth - 3)
-    return tuple(sorted({min(2, last), min(max(1, depth // 2), last), last}))
+    if depth >= 7:
+        return 2, depth // 2, depth - 3
+    last = max(1, min(4, depth - 1))
+    return max(1, last - 2), max(1, last - 1), last
 
 
 def draft_vocabulary(examples: Iterable[Example], size: int) -> Tensor:

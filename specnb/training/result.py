@@ -61,6 +61,11 @@ class Progress:
     remaining_seconds: float | None
     message: str
 
+    @property
+    def done(self) -> bool:
+        """Whether this is the last one; its message is `TrainingResult.verdict`."""
+        return self.part == "measuring" and self.share >= 1
+
 
 @dataclass
 class TrainingResult:

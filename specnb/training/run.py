@@ -17,7 +17,7 @@ from specnb.training import checkpoint
 from specnb.training.arguments import ANSWERS, LEAST_EXAMPLES, check_folder, within
 from specnb.training.drafter import default_layers, draft_vocabulary, new_drafter
 from specnb.training.examples import AnswerFile, Example, answer_prompts, encode_prompts, encode_texts
-from specnb.training.fitting import Budget, DivergedError, Fitting, make_accelerator
+from specnb.training.fitting import Budget, Fitting, make_accelerator
 from specnb.training.kept_states import KeptStates
 from specnb.training.measure import measure
 from specnb.training.objective import Unrolled
@@ -67,7 +67,11 @@ class Run:
         left = None if self.end is None else max(0.0, self.end - now)
         if self.cancel is not None and self.cancel.is_set() and share < 1:
             raise KeyboardInterrupt
-        self.on_progress(Progress(part, min(1.0, share), now - self.began, left, message))
+        try:
+            self.on_progress(Progress(part, min(1.0, share), now - self.began, left, message))
+        except BaseException:
+            self.on_progress = lambda progress: None  # what was reached is still written, without it
+            raise
 
     def timed(self, part: str, began: float) -> None:
         """Count the seconds of a part."""
@@ -119,15 +123,14 @@ class Run:
             checkpoint.read(self.out, fitting)
         try:
             self._fit(fitting)
-        except (KeyboardInterrupt, DivergedError) as stop:
+        except BaseException as stop:  # an interrupt, a loss that is not a number, an error of on_progress
             if fitting.best is not None:
-                kept = self._finish(fitting, self._save(fitting), None, False)
-                stop.partial_result = kept  # type: ignore[union-attr]
+                stop.partial_result = self._finish(fitting, self._save(fitting), None, False)  # type: ignore[attr-defined]
             raise
         pair = self._save(fitting)
         try:
             measured = self._measure(pair, held_out if prompts else ())
-        except KeyboardInterrupt as stop:
+        except BaseException as stop:
             stop.partial_result = self._finish(fitting, pair, None, True)  # type: ignore[attr-defined]
             raise
         return self._finish(fitting, pair, measured, True)
@@ -153,6 +156,7 @@ class Run:
 
         read = [one for i in range(len(asked)) if (one := found(i)) is not None]
         there, tokens = len(read), sum(len(one.answer) for one in read)
+        resumed = tokens
 
         def on_answers(new: list[Example]) -> None:
             nonlocal there, tokens, told
@@ -163,7 +167,7 @@ class Run:
             message = f"answers: {there:,} of {len(asked):,} prompts, {tokens:,} tokens"
             if seconds >= _FIRST_REPORT and not told:
                 told = True
-                message += f". {self._forecast(tokens / seconds, tokens / there * len(asked))}"
+                message += f". {self._forecast(resumed, (tokens - resumed) / seconds, tokens / there * len(asked))}"
             self.report("answers", there / len(asked), message)
 
         common = {name: given[name] for name in ("rows", "max_new_tokens", "seed")}
@@ -197,13 +201,13 @@ class Run:
             )
         return test, [*learned, *train]
 
-    def _forecast(self, rate: float, most: float) -> str:
-        """What to expect, after the first answers."""
+    def _forecast(self, resumed: int, rate: float, most: float) -> str:
+        """What to expect, after the first new answers, with tokens that were there before."""
         if self.end is None:
             return f"{rate:.0f} tokens/s"
         seconds = _ANSWERS_SHARE * (self.end - self.began)
         return (
-            f"{rate:.0f} tokens/s: about {min(most, rate * seconds):,.0f} tokens to learn from in "
+            f"{rate:.0f} tokens/s: about {min(most, resumed + rate * seconds):,.0f} tokens to learn from in "
             f"{self.settings['minutes']:g} minutes"
         )
 

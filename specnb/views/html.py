@@ -1,7 +1,7 @@
 """Results as static HTML without script, ids or times, so that the same result always gives the same string.
 
 Tags and underlines show the origin of a token, not colour alone: `<ins>` accepted (underlined; dotted if a hybrid
-copied it), `<mark>` corrected (wavy underline), `<b>` bonus (bold, double underline), no tag for plain decoding,
+drafted it), `<mark>` corrected (wavy underline), `<b>` bonus (bold, double underline), no tag for plain decoding,
 `<del>` rejected drafts (struck through). The tags still show the difference where a page drops the style sheet, as in
 untrusted notebooks.
 """
@@ -18,7 +18,7 @@ from specnb.views.text import SHOWN, row_steps, shown_origins, stats_text, visib
 if TYPE_CHECKING:
     from specnb.views.table import Table
 
-TAGS = {"accepted": "ins", "copied": "ins", "corrected": "mark", "bonus": "b", "plain": ""}
+TAGS = {"accepted": "ins", "lookup": "ins", "corrected": "mark", "bonus": "b", "plain": ""}
 STYLE = (
     "<style>"
     ".specnb{line-height:1.6}"
@@ -179,7 +179,7 @@ def _legend(tokens: TokenHtml) -> str:
 
 def _opened(origin: str) -> str:
     """The opening tag of a token; empty for plain decoding."""
-    return f"<{TAGS[origin]}{' class=c' * (origin == 'copied')}>" if TAGS[origin] else ""
+    return f"<{TAGS[origin]}{' class=c' * (origin == 'lookup')}>" if TAGS[origin] else ""
 
 
 def wrap(content: str) -> str:

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from specnb.options import LOOKUPS
 from specnb.trace import ORIGINS, GenerationResult, RowResult, Step
 
-SHOWN = ("accepted", "copied", *ORIGINS[1:])
-"""How tokens are shown: by their origin; accepted ones of a hybrid's lookup as copied."""
-MARKS = {"accepted": ("⟦", "⟧"), "copied": ("⟪", "⟫"), "corrected": ("‹", "›"), "bonus": ("«", "»"), "plain": ("", "")}
+SHOWN = ("accepted", "lookup", *ORIGINS[1:])
+"""How tokens are shown: by their origin; accepted ones of a hybrid's lookup have a mark of their own."""
+MARKS = {"accepted": ("⟦", "⟧"), "lookup": ("⟪", "⟫"), "corrected": ("‹", "›"), "bonus": ("«", "»"), "plain": ("", "")}
 # Underline, bold, or both, so that colour is not needed.
 _STYLES = {
     "accepted": "\x1b[4;32m",
-    "copied": "\x1b[4;35m",
+    "lookup": "\x1b[4;35m",
     "corrected": "\x1b[1;33m",
     "bonus": "\x1b[1;4;36m",
     "plain": "",
@@ -65,8 +65,8 @@ def step_marks(step: Step, texts: Sequence[str], ansi: bool = False) -> str:
 
 def shown_origins(step: Step) -> tuple[str, ...]:
     """How each emitted token is shown, one of `SHOWN`."""
-    copied = step.source in LOOKUPS
-    return tuple("copied" if copied and origin == "accepted" else origin for origin in step.origins)
+    looked_up = step.source in LOOKUPS
+    return tuple("lookup" if looked_up and origin == "accepted" else origin for origin in step.origins)
 
 
 def legend(origins: Iterable[str], ansi: bool = False) -> str:

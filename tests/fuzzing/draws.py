@@ -55,14 +55,19 @@ class Draw:
     entry: str = "generate"  # or decoder, pipeline
     method: str = "plain"
     drafting: dict[str, Any] = field(default_factory=dict)
-    draft: str = "noisy"  # or copy, far, other vocabulary, first layers
+    draft: str = "noisy"  # or copy, far, other vocabulary (of EAGLE-3: a smaller one), first layers
     seed: int | None = None  # None: greedy
     sampling: dict[str, Any] = field(default_factory=dict)
 
     @property
     def pair(self) -> str | None:
         """The embedded pair that the method needs, instead of a family."""
-        return PAIRS.get(self.method)
+        return PAIRS.get(self.drafter)
+
+    @property
+    def drafter(self) -> str:
+        """The method, or of a hybrid its model drafter."""
+        return self.method.rpartition("+")[2]
 
 
 def draw(seed: int, index: int) -> Draw:
@@ -100,8 +105,10 @@ def _prompts(r: random.Random, made: Draw) -> Draw:
 
 def _method(r: random.Random, made: Draw) -> Draw:
     chances = {"plain": 20, "draft_model": 28, "prompt_lookup": 20, "suffix": 8, "early_exit": 14}
-    chances |= {"mtp_layers": 3, "gemma4_assistant": 3, "universal": 4}
+    chances |= {"mtp_layers": 3, "gemma4_assistant": 3, "universal": 4, "eagle3": 12, "dflash": 8}
     method = r.choices(list(chances), list(chances.values()))[0]
+    models = chances.keys() - {"plain", "prompt_lookup", "suffix"}
+    lookup = r.choices(["", "suffix", "prompt_lookup"], [65, 20, 15])[0] if method in models else ""
     drafting: dict[str, Any] = {}
     if method != "plain":
         drafting |= _some(
@@ -109,23 +116,25 @@ def _method(r: random.Random, made: Draw) -> Draw:
             num_assistant_tokens=(0.7, lambda: r.randint(1, 8)),
             num_assistant_tokens_schedule=(0.5, lambda: r.choice(["constant", "heuristic", "adaptive"])),
         )
-    if method == "prompt_lookup":
+    if "prompt_lookup" in (method, lookup):
         drafting |= _some(r, max_matching_ngram_size=(0.3, lambda: r.randint(1, 4)))
-    elif method == "suffix":
+    if "suffix" in (method, lookup):
         drafting |= _some(
             r,
             suffix_decoding_max_tree_depth=(0.3, lambda: r.randint(1, 20)),
             suffix_decoding_max_spec_factor=(0.3, lambda: r.choice([0.5, 1.0, 8.0])),
             suffix_decoding_min_token_prob=(0.5, lambda: r.choice([0.0, 0.0, 0.5])),
         )
-    elif method != "plain":
+    if method in models:
         drafting |= _some(r, assistant_confidence_threshold=(0.6, lambda: r.choice([0.0, 0.0, 0.2, 0.9])))
     if method == "early_exit":
         drafting["assistant_early_exit"] = r.randint(1, 3)
     draft = r.choice(["copy", "noisy", "noisy", "far", "other vocabulary", "first layers"])
     if method in PAIRS:
         made = replace(made, family="llama", kind=CAUSAL, image=False, dtype="float32")
-    return replace(made, method=method, drafting=drafting, draft=draft)
+    if method in ("eagle3", "dflash") and made.family not in DENSE:
+        made = replace(made, family=r.choice(DENSE), kind=CAUSAL, image=False)
+    return replace(made, method=f"{lookup}+{method}" if lookup else method, drafting=drafting, draft=draft)
 
 
 def _some(r: random.Random, **choices: tuple[float, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from families.build import CAUSAL, build, families
 from families.images import image_inputs
 from torch import Tensor
 
-from .draws import PAIRS, Draw
+from .draws import Draw
 from .parts import OWN, WRAPPERS
 
 VOCAB = 99
@@ -68,14 +68,36 @@ _NOISY = """def noisy(m):
             if p.is_floating_point() and p.dim() > 1: p.add_((torch.randn(p.shape, generator=g) * 0.03).to(p.dtype))
     return m
 """
+_DRAFTERS = {
+    "eagle3": """def eagle3(m, small):
+    from specnb.training.drafter import default_layers, new_drafter
+    known = torch.arange(3, 60) if small else torch.arange(m.config.get_text_config(decoder=True).vocab_size)
+    return new_drafter(m, default_layers(m), known, 1, 0).to(m.dtype).eval()
+""",
+    "dflash": """def dflash(m, small):
+    from specnb.models.dflash import DFlashDrafter, dflash_config
+    text = m.config.get_text_config(decoder=True)
+    n = text.num_hidden_layers
+    shape = dict(vocab_size=text.vocab_size, hidden_size=text.hidden_size, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=256, rms_norm_eps=1e-6)
+    own = dict(mask_token_id=5, target_layer_ids=[0, n // 2, n - 1])
+    made = DFlashDrafter(dflash_config(dict(shape, architectures=["DFlashDraftModel"], model_type="qwen3",
+        rope_theta=1e4, num_target_layers=n, block_size=6, dflash_config=own)))
+    with torch.no_grad():
+        for name, p in made.named_parameters():
+            if "o_proj" in name or "down_proj" in name: p.mul_(0.03)
+    return made.to(m.dtype).eval()
+""",
+}
 
 
 def source(draw: Draw) -> str:
     """The script: functions that make everything afresh, and at its end both texts."""
     parts = [OWN[name] for name in draw.own]
     blocks = [_HEAD, _model(draw)]
-    if draw.method == "draft_model" and draw.draft == "noisy":
+    if draw.drafter == "draft_model" and draw.draft == "noisy":
         blocks.append(_NOISY)
+    blocks += [_DRAFTERS[draw.drafter]] if draw.drafter in _DRAFTERS else []
     if draw.entry == "pipeline" or draw.stop:
         blocks.append(_TOKENIZER)
     blocks += [_prompt(draw), *dict.fromkeys(part.source for part in parts if part.source)]
@@ -85,8 +107,8 @@ def source(draw: Draw) -> str:
 
 def _model(draw: Draw) -> str:
     if draw.pair is not None:
-        assistant = ', "tiny-gemma4-assistant"' if draw.method == "gemma4_assistant" else ""
-        return _PAIR.format(name=PAIRS[draw.method], assistant=assistant)
+        assistant = ', "tiny-gemma4-assistant"' if draw.drafter == "gemma4_assistant" else ""
+        return _PAIR.format(name=draw.pair, assistant=assistant)
     config, name = _config(draw.family, draw.kind)
     return _MODEL.format(config=config, name=name, config_class=_config_class(draw.family, draw.kind), dtype=draw.dtype)
 
@@ -181,18 +203,20 @@ def _options(draw: Draw) -> str:
 def _how(draw: Draw) -> str:
     """What `helpers()` gives: the arguments by which specnb is told the method."""
     given = []
-    if draw.method == "draft_model":
+    if draw.drafter in _DRAFTERS:
+        given.append(f"assistant_model={draw.drafter}(base(), small={draw.draft == 'other vocabulary'})")
+    elif draw.drafter == "draft_model":
         given.append(f"assistant_model={_DRAFTS[draw.draft]}")
-    elif draw.method == "mtp_layers":
+    elif draw.drafter == "mtp_layers":
         given.append("use_mtp=True")
-    elif draw.method == "gemma4_assistant":
+    elif draw.drafter == "gemma4_assistant":
         given.append('assistant_model=specnb.load("tiny-gemma4", "tiny-gemma4-assistant").assistant')
-    elif draw.method == "universal":
+    elif draw.drafter == "universal":
         given.append(
             'assistant_model=specnb.load("tiny-llama-other").target, tokenizer=specnb.load("tiny-llama").tokenizer, '
             'assistant_tokenizer=specnb.load("tiny-llama-other").tokenizer'
         )
-    elif draw.method in ("plain", "prompt_lookup", "suffix"):
+    if draw.method in ("plain", "prompt_lookup", "suffix") or "+" in draw.method:
         given.append(f'method="{draw.method}"')
     given += [f"{name}={value!r}" for name, value in draw.drafting.items()]
     if draw.stop:

@@ -46,16 +46,20 @@ def _simpler(draw: Draw) -> Iterator[Draw]:
         yield replace(draw, family="llama", kind=CAUSAL, image=False)
     for name in ("options", "drafting", "sampling"):
         held: dict[str, Any] = getattr(draw, name)
-        needed = {"assistant_early_exit"} if len(held) > 1 or draw.method == "early_exit" else set()
+        needed = {"assistant_early_exit"} if len(held) > 1 or draw.drafter == "early_exit" else set()
         for key in held.keys() - needed:
             yield replace(draw, **{name: {k: v for k, v in held.items() if k != key}})
     for part in draw.own:
         yield replace(draw, own=tuple(name for name in draw.own if name != part))
+    if "+" in draw.method:
+        lookups = ("suffix_decoding_", "max_matching_")
+        own = {name: value for name, value in draw.drafting.items() if not name.startswith(lookups)}
+        yield replace(draw, method=draw.drafter, drafting=own)
     if draw.method not in ("plain", "prompt_lookup"):
         yield replace(draw, method="prompt_lookup", drafting={})
     if draw.method != "plain":
         yield replace(draw, method="plain", drafting={})
-    if draw.method == "draft_model" and draw.draft != "copy":
+    if draw.drafter == "draft_model" and draw.draft != "copy":
         yield replace(draw, draft="copy")
     for i in range(len(draw.rows) if len(draw.rows) > 1 else 0):
         yield replace(draw, rows=draw.rows[:i] + draw.rows[i + 1 :])

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+from specnb.models.embedded import FOLDER
 from tools.embedded_models import gemma4, glm4_moe, llama, qwen3_5
 
 HERE = Path(__file__).parent
@@ -35,7 +36,7 @@ RECIPES: dict[str, tuple[Callable[[Path, Sequence[int]], dict[str, Any]], tuple[
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the embedded checkpoints (one thread, seeded).")
     parser.add_argument("--only", choices=list(RECIPES), help="train one model; its target must be there already")
-    parser.add_argument("--to", type=Path, default=HERE.parent, help="folder that gets the models' folders")
+    parser.add_argument("--to", type=Path, default=FOLDER, help="folder that gets the models' folders")
     parser.add_argument("--steps", type=int, nargs="+", help="number of steps (of each part), instead of the recipe's")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -50,7 +51,7 @@ def main() -> None:
 
 def keep(name: str, log: dict[str, Any], to: Path) -> None:
     """Put a model's log into the file of logs."""
-    file = (HERE if to == HERE.parent else to) / "log.json"
+    file = (HERE if to == FOLDER else to) / "log.json"
     logs = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     logs[name] = log
     lines = ",\n".join(f'"{key}": {json.dumps(value)}' for key, value in logs.items())

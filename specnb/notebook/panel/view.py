@@ -113,10 +113,10 @@ class RunView:
 
 
 _PROBABILITY_NOTE = (
-    "Draft probability: the probability of the token under the drafter (copied tokens have none). Target probability: "
-    "its probability under the target, after temperature and filters. Drafted tokens after the first rejected one are "
-    "dropped. A dash means that there is no probability, or that the run did not record it (%%specgen does with "
-    "--probabilities)."
+    "Draft probability: the probability of the token under the drafter (tokens from a lookup have none). Target "
+    "probability: its probability under the target, after temperature and filters. Drafted tokens after the first "
+    "rejected one are dropped. A dash means that there is no probability, or that the run did not record it "
+    "(%%specgen does with --probabilities)."
 )
 
 
