@@ -447,7 +447,7 @@ def test_mimebundle(panel: Panel) -> None:
 
 def test_core_widgets_only(panel: Panel) -> None:
     kinds = {w._model_module for w in walk(panel.widget)}
-    assert kinds == {"@jupyter-widgets/controls"}
+    assert kinds == {"@jupyter-widgets/controls", "anywidget"}
 
 
 _CELLS = [
