@@ -409,7 +409,10 @@ def test_interactive_ends_as_the_token_view_with_its_text_beside_it(
     assert cell("%%specgen\nx") == "" and "top_logprobs" not in fake.last
     monkeypatch.setattr(GenerationResult, "view", lambda self, plain=None: StaticView(self, "needs anywidget"))
     assert cell("%%specgen --interactive\nx") == ""
-    assert "needs anywidget" in capsys.readouterr().out and displays.shown[-1]["text/html"] == run._repr_html_()
+    assert (
+        "needs anywidget" in capsys.readouterr().out
+        and displays.shown[-1]["text/html"] == ip._specnb_session.last._repr_html_()
+    )
 
 
 def test_live_view_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
