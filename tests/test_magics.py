@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import os
+import re
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -401,12 +403,16 @@ def test_interactive_ends_as_the_token_view_with_its_text_beside_it(
     run = ip.user_ns["run"]
     assert views[0].result is run and "tokens/s" in capsys.readouterr().out
     assert displays.shown[-1]["text/html"].startswith('<div class="specnb-saved">')
-    assert "lake" in displays.shown[-1]["text/html"] and displays.shown[-1]["text/plain"] == str(run)
+    words = re.sub("<[^>]*>", "", displays.shown[-1]["text/html"])
+    assert run.text in html.unescape(words) and displays.shown[-1]["text/plain"] == str(run)
     assert cell("%%specgen --interactive --top-logprobs 2\nx") == "" and fake.last["top_logprobs"] == 2
     assert cell("%%specgen\nx") == "" and "top_logprobs" not in fake.last
     monkeypatch.setattr(GenerationResult, "view", lambda self, plain=None: StaticView(self, "needs anywidget"))
     assert cell("%%specgen --interactive\nx") == ""
-    assert "needs anywidget" in capsys.readouterr().out and displays.shown[-1]["text/html"] == run._repr_html_()
+    assert (
+        "needs anywidget" in capsys.readouterr().out
+        and displays.shown[-1]["text/html"] == ip._specnb_session.last._repr_html_()
+    )
 
 
 def test_live_view_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:

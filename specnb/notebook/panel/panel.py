@@ -89,17 +89,8 @@ class Panel:
         self._load = LoadForm()
         self._train = TrainForm(self._form, self._view, getattr(self._shell, "user_ns", {}))
         view, code = self._view, widgets.VBox([controls.note("Select all and copy."), self._python, self._magic])
-        self._pages = pages.Pages(
-            {
-                "Text": view.text_box,
-                "Steps": view.steps_box,
-                "Plots": view.plots,
-                "Compare": self._compare.box,
-                "Train": self._train.box,
-                "Code": code,
-                "Load": self._load.box,
-            }
-        )
+        shown = {"Text": view.text_box, "Steps": view.steps_box, "Plots": view.plots, "Compare": self._compare.box}
+        self._pages = pages.Pages(shown | {"Train": self._train.box, "Code": code, "Load": self._load.box})
         if not self.session.pairs:
             self._pages.open = "Load"
         row = widgets.Layout(flex_flow="row wrap", align_items="center")
