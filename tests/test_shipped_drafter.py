@@ -15,6 +15,7 @@ from test_training import PROMPTS, QUICK
 import specnb
 from specnb.models import LoadError, embedded, int8_rows, load_drafter, registry
 from specnb.models.eagle3 import Eagle3Drafter, check_eagle3
+from specnb.text import prompt_inputs
 from specnb.training import run as training_run
 from specnb.training.examples import AnswerFile, Example, encode_prompts, read_answers
 from tools.smollm2_drafter import answers
@@ -112,8 +113,9 @@ def test_it_drafts_for_the_real_target() -> None:
             raise
         pytest.skip(f"NOT TESTED ON A REAL MODEL: {error}")
     check_eagle3(pair.target, pair.assistant)
-    plain = specnb.generate(pair, "Why is the sky blue?", method="plain", max_new_tokens=24, do_sample=False)
-    drafted = specnb.generate(pair, "Why is the sky blue?", max_new_tokens=24, do_sample=False)
+    inputs = prompt_inputs(pair.tokenizer, "Why is the sky blue?", device="cpu")
+    plain = specnb.generate(pair, **inputs, method="plain", max_new_tokens=24, do_sample=False)
+    drafted = specnb.generate(pair, **inputs, max_new_tokens=24, do_sample=False)
     assert drafted.method == "eagle3" and drafted.ids == plain.ids and drafted.num_draft_tokens
 
 

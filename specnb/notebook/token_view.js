@@ -164,7 +164,7 @@ class TokenView {
     this.clock = Math.max(this.seconds, this.data.plain?.times.at(-1) ?? 0);
     this.focused = this.data.kept ? this.data.kept - 1 : 0;
     this.tip = h("div", { class: "sn-tip", role: "tooltip", id: `${this.name}-tip`, hidden: true });
-    this.status = h("span", { class: "sn-status", role: "status", "aria-live": "polite" });
+    this.status = h("span", { class: "sn-status", role: "status", "aria-live": "polite", "aria-label": "status" });
     this.stop = h("button", { type: "button", class: "sn-button", hidden: true, onclick: () => this.model.send({ type: "stop" }) }, "Stop");
     this.aside = h("section", { class: "sn-step", "aria-label": "The opened step" });
     this.legend = h("div", { class: "sn-legend", role: "note", "aria-label": "Legend" });
