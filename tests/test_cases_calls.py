@@ -170,6 +170,7 @@ def test_custom_generate_and_synced_gpus_are_refused() -> None:
 MODELS: dict[str, Callable[[], Any]] = {"llama": tiny.llama, "mistral": tiny.mistral, "gemma3": tiny.gemma3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
     "cache", [c for c in ALL_CACHE_IMPLEMENTATIONS if c not in generate_options.UNSUPPORTED_CACHES]

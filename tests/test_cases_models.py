@@ -115,6 +115,7 @@ LONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("length", [7, 11, 12, 13, 20])
 def test_RP_01_long_rope(how: str, length: int) -> None:

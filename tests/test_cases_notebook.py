@@ -130,6 +130,7 @@ BODIES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top", TOPS)
 def test_MG_01_the_same_prompt_below_other_magics(ip: Any, top: str) -> None:
     for body in BODIES:

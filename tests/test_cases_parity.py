@@ -177,6 +177,7 @@ class Parity(LogitsProcessor):
         return scores.masked_fill(torch.arange(scores.shape[-1]) % 2 != odd, -torch.inf)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", DRAFTING)
 def test_PAR_04_processor_with_a_state(way: str) -> None:
     for seed in range(6):

@@ -103,6 +103,7 @@ def test_STP_02_there_are_stop_strings_over_two_tokens() -> None:
     assert sum(len(TOKENIZER(stop)["input_ids"]) > 1 for _, stop in stop_strings()) > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", TEXT_WAYS)
 def test_STP_02_stop_strings(way: str) -> None:
     places = set()
@@ -208,6 +209,7 @@ def test_STP_03_beyond_the_positions_the_run_ends_and_says_so() -> None:
         assert result.finish_reason == "context"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", [4, 8, 9, 12, 16])
 def test_STP_03_a_draft_with_fewer_positions_stops_drafting(positions: int) -> None:
     """The target goes on alone where the draft ends, with one row and with several."""

@@ -54,6 +54,7 @@ def recorded(form: str) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- the reference implementations
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "name"), CASES)
 def test_blocks_are_those_of_the_reference(form: str, name: str) -> None:
     """After texts short of the window, at it and beyond: the same ids, and the same best logits."""
@@ -68,6 +69,7 @@ def test_blocks_are_those_of_the_reference(form: str, name: str) -> None:
             assert torch.allclose(logits.amax(-1), torch.tensor(best), atol=2e-4, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", made.ZLAB)
 def test_steps_are_those_of_the_reference(name: str) -> None:
     """z-lab's own loop accepts the same number of tokens in each step, up to the end, where it shortens its blocks."""
@@ -187,6 +189,7 @@ def test_the_reference_tells_stale_keys_apart() -> None:
 
 
 # ---------------------------------------------------------------- greedy equality
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "glm4_moe", "hybrid"])
 def test_greedy_equals_plain(family: str, tmp_path: Path) -> None:
     """Tied and scaled embeddings, windows, experts, running states; every schedule, the threshold, several rows."""

@@ -128,6 +128,7 @@ def test_a_second_turn_goes_on_in_the_same_cache() -> None:
 
 
 # ---------------------------------------------------------------- layer calls
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("k", [1, 4])
 def test_STA_02_each_token_passes_each_layer_once(family: str, k: int) -> None:
@@ -391,6 +392,7 @@ class _PerRow(LogitsProcessor):  # type: ignore[misc]
         return scores + 0.001 * torch.arange(64) * torch.arange(1, len(ids) + 1)[:, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exit", [1, 2, 3])
 def test_drafts_that_are_cut_to_nothing_leave_no_states(exit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows with drafts of one length drop what the shortest draft lacks, although the lower layers ran for it."""

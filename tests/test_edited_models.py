@@ -107,6 +107,7 @@ def negated(module: Any) -> None:
     module.forward = replaced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["", "model", "model.layers.2", "model.layers.2.mlp", "lm_head"])
 @pytest.mark.parametrize("prepacked", [False, True])
 def test_a_replaced_forward_is_kept_or_the_method_refused(path: str, prepacked: bool) -> None:

@@ -182,6 +182,7 @@ def test_method(
     assert measure.pooled(results).mean_acceptance_length >= lowest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_answers_are_readable(bench: measure.Bench, name: str) -> None:
     results = bench.plainly(name)

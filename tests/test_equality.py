@@ -90,7 +90,9 @@ def a_prompt(rng: random.Random) -> torch.Tensor:
     return tiny.ids(rng.randrange(10**6), n)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [name if name in ("llama", "gemma4") else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+)
 def test_greedy_equals_plain(family: str) -> None:
     for draw in range(DRAWS):
         rng = random.Random(f"{family} {draw}")

@@ -63,6 +63,7 @@ def test_greedy_text_is_the_targets_whatever_the_memory(name: str) -> None:
         assert result.draft_acceptance_rate <= 1 and result.method == "suffix" and not result.lossy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_sampled_text_is_that_of_plain_sampling_whatever_the_memory(setting: str) -> None:
     target = test_sampling.target()

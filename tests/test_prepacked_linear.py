@@ -31,6 +31,7 @@ def always_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepacked_linear, "_pays_from", lambda layer, size: 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_packed_logits_and_text(family: str) -> None:
     model = tiny.family(family)
@@ -67,6 +68,7 @@ def test_changed_weights_are_packed_again() -> None:
     assert torch.equal(specnb.generate(model, ids, max_new_tokens=12, do_sample=False).sequences, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "write",
     [

@@ -119,6 +119,7 @@ def test_after_accepted_and_rejected_drafts_the_states_are_those_of_a_fresh_pref
             row.ids += drafted[:accepted] + rng.choices(IDS, k=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_next", "jamba", "lfm2"])
 @pytest.mark.parametrize("way", ["plain", "lookup", "noisy"])
 def test_a_second_turn_goes_on_from_the_cache_of_the_first(family: str, way: str) -> None:
@@ -192,6 +193,7 @@ def minimax(kinds: list[str], **more: Any) -> PreTrainedModel:
     )
 
 
+@pytest.mark.slow
 @NEW
 @pytest.mark.parametrize("kinds", [[L, F, L, F], [F, L, F, L], [L, L, L, F]])
 def test_minimax_is_given_its_masks(kinds: list[str]) -> None:

@@ -300,6 +300,7 @@ def test_a_seed_decides_whatever_ran_before(name: str) -> None:
     assert len({specnb.generate(target(name), PROMPT, seed=s, **options).ids for s in range(5)}) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_have_seeds_of_their_own(name: str) -> None:
     """Row i is the single run with seed + i, at whatever length of prompt."""

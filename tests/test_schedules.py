@@ -307,6 +307,7 @@ def test_SPD_01_adaptive_counters_agree_with_the_models() -> None:
             assert result.num_accepted_draft_tokens + len(result.steps) == result.num_emitted_tokens == 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_confidence_stop_works_with_every_schedule(name: str) -> None:
     result = spec(

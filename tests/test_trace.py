@@ -229,6 +229,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["greedy", "sampled", "block", "with a processor of the text"])
 @pytest.mark.parametrize("method", METHODS)
 def test_probabilities_of_drafted_tokens(method: str, how: str) -> None:
