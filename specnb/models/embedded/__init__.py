@@ -32,7 +32,7 @@ CARDS = {
 """One line about each tiny model."""
 
 DRAFTERS = {
-    "smollm2-135m-eagle3": "EAGLE-3 drafter for smollm2-135m-q4: 1 layer, trained by specnb on answers of that model, "
-    "stored in int8 with a scale a row. README.md in its folder says how it was made. Licence: Apache-2.0.",
+    "smollm2-135m-eagle3": "EAGLE-3 drafter for smollm2-135m-q4: 1 layer, stored in int8 with a scale a row. A "
+    "placeholder: it is not trained yet. Licence: Apache-2.0.",
 }
 """One line about each drafter of a model that does not come with specnb."""
