@@ -125,7 +125,8 @@ class Run:
             self._fit(fitting)
         except BaseException as stop:  # an interrupt, a loss that is not a number, an error of on_progress
             if fitting.best is not None:
-                stop.partial_result = self._finish(fitting, self._save(fitting), None, False)  # type: ignore[attr-defined]
+                partial = self._finish(fitting, self._save(fitting), None, False)
+                stop.partial_result = partial  # type: ignore[attr-defined]
             raise
         pair = self._save(fitting)
         try:

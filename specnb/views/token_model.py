@@ -119,9 +119,8 @@ def _row(result: GenerationResult, row: RowResult, times: Sequence[StepTimes], p
         )
     lane = plain and {**plain._asdict(), "times": [_rounded(t) for t in plain.times]}
     prompt = None if row.prompt_text is None else visible(row.prompt_text)
-    return {
-        "prompt": prompt, "finish": row.finish_reason, "kept": 0, "tokens": tokens, "steps": steps, "plain": lane
-    }  # fmt: skip
+    shown = {"tokens": tokens, "steps": steps, "plain": lane}
+    return {"prompt": prompt, "finish": row.finish_reason, "kept": 0, **shown}
 
 
 def _token(text: str, token: int, origin: str, source: str, step: int | None, **more: Any) -> Model:
